@@ -11,7 +11,7 @@ mod size;
 pub use ids::{BadName, Name, ObjectId, Uid};
 pub use phase::{ALL_PHASES, Phase};
 pub use record::{
-    Body, Known, Place, Qos, Record, SnapshotBody, Source, SourceFormat, VolumeBody, Wish,
+    Body, Entry, Known, Place, Qos, Record, SnapshotBody, Source, SourceFormat, VolumeBody, Wish,
 };
 pub use size::{BadSize, parse_size};
 

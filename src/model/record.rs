@@ -175,6 +175,9 @@ pub struct VolumeBody {
     /// What its reclaim waits for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub blocked_by: Vec<String>,
+    /// It shall be made independent of its parent, in the background.
+    #[serde(default)]
+    pub flatten: bool,
 }
 
 /// What only a snapshot has.
@@ -194,7 +197,7 @@ pub struct SnapshotBody {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Body {
     /// A volume, or its trash entry.
-    Volume(VolumeBody),
+    Volume(Box<VolumeBody>),
     /// A snapshot.
     Snapshot(SnapshotBody),
 }
@@ -310,6 +313,18 @@ impl Record {
         self.volume().and_then(|volume| volume.source.as_ref())
     }
 
+    /// Whether nothing is left to do for it: it is ready or failed, and it isn't waiting for a
+    /// flatten. A trash entry is never settled; it ends by going.
+    #[must_use]
+    pub fn is_settled(&self) -> bool {
+        let flatten = self.volume().is_some_and(|volume| volume.flatten);
+        match self.phase {
+            Phase::Ready => !flatten,
+            Phase::Failed | Phase::Gone => true,
+            _ => false,
+        }
+    }
+
     /// The lane of the work that its wish needs.
     #[must_use]
     pub fn lane(&self) -> Lane {
@@ -328,4 +343,21 @@ impl Record {
             format!("{}/{}", self.id.kind(), self.name)
         }
     }
+}
+
+/// One line of the event log: what an operator may want to know afterwards. The store numbers
+/// them without gaps.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Entry {
+    /// When it happened.
+    pub at: Millis,
+    /// `volume/NAME`, `snapshot/NAME`, `trash/UID`, or `pool/DOMAIN/LANE`, `domain/DOMAIN`,
+    /// `daemon`.
+    pub object: String,
+    /// Whether somebody should look at it.
+    pub warning: bool,
+    /// A stable CamelCase word.
+    pub reason: String,
+    /// A sentence.
+    pub message: String,
 }

@@ -56,7 +56,7 @@ pub fn parse_size(text: &str) -> Result<u64, BadSize> {
     };
     let scaled = whole.checked_mul(unit_bytes).ok_or(BadSize::Huge)?;
     let part = fraction * unit_bytes;
-    if part % scale != 0 {
+    if !part.is_multiple_of(scale) {
         return Err(BadSize::Number);
     }
     let bytes = scaled.checked_add(part / scale).ok_or(BadSize::Huge)?;
