@@ -5,3 +5,5 @@
 pub mod model;
 
 pub mod backend;
+
+pub mod sched;
