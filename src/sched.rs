@@ -9,6 +9,7 @@
 //! It is level-triggered: an object has a wish and a state, and `settle` starts whatever brings
 //! the state closer to the wish. Requests only change wishes; results only change what is known.
 
+mod admit;
 mod backoff;
 mod domain;
 mod outcome;
@@ -20,6 +21,7 @@ mod table;
 mod trouble;
 mod view;
 mod watch;
+mod wishes;
 mod work;
 
 pub use domain::{Gate, LaneState, Pause, ProbeState};
@@ -162,7 +164,7 @@ pub enum Command {
         /// Which one.
         ticket: Ticket,
         /// What to say.
-        answer: Result<Accepted, Refusal>,
+        answer: Box<Result<Accepted, Refusal>>,
     },
     /// A pool is full of hung threads although its backend is well: end this process in order, so
     /// that the supervisor starts a new one.

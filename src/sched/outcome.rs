@@ -59,7 +59,7 @@ impl Sched {
     fn succeeded(&mut self, id: ObjectId, run: &Run, outcome: Outcome, rows: &[Record]) {
         // What came back late may say that a given up object is well after all.
         self.table.change(id, |record, now| {
-            super::request::resume(record, now);
+            super::wishes::resume(record, now);
             record.attempts = 0;
             record.hangs = 0;
             if !matches!(outcome, Outcome::Reclaimed(Reclaimed::Blocked { .. })) {
