@@ -89,14 +89,22 @@ impl Sched {
         self.table.change(id, |record, now| {
             absorb(record, state);
             if step == Step::Flatten {
+                if let Some(volume) = record.volume_mut() {
+                    volume.flatten = false;
+                    volume.depth = 0;
+                }
                 return;
             }
             record.known = Known::Live;
             record.look = false;
-            if step != Step::Encrypt {
+            // A format or a restore brings about nothing else of the wish; an update follows.
+            if !matches!(step, Step::Encrypt | Step::Restore) {
                 record.observed_generation = record.observed_generation.max(generation);
             }
-            let done = record.wish == Wish::Present && !work::needs_encrypt(record);
+            let done = record.wish == Wish::Present
+                && record.observed_generation > 0
+                && step != Step::Restore
+                && !work::needs_encrypt(record);
             if done && record.phase != Phase::Ready {
                 news = Some(if record.phase == Phase::Updating {
                     "Updated"
@@ -198,15 +206,17 @@ impl Sched {
 
     /// A reclaim that can't go on as long as others need the image.
     fn blocked(&mut self, id: ObjectId, by: Vec<String>, rows: &[Record]) {
-        let flatten = self.policy.trash_flatten;
+        let depends = |row: &Record| {
+            row.phase == Phase::Ready && row.volume().is_some_and(|volume| volume.depth > 0)
+        };
         for row in rows
             .iter()
-            .filter(|row| flatten && row.wish == Wish::Present)
+            .filter(|row| self.policy.trash_flatten && depends(row))
         {
             self.table.attach(row.clone());
             self.table.change(row.id, |record, _| {
-                let live = work::is_live(record);
-                if let Some(volume) = record.volume_mut().filter(|_| live) {
+                let still = record.wish == Wish::Present;
+                if let Some(volume) = record.volume_mut().filter(|_| still) {
                     volume.flatten = true;
                 }
             });

@@ -423,7 +423,12 @@ impl Sched {
     /// When a domain next has something to do.
     pub(super) fn next_domain_wake(&self) -> Option<Millis> {
         let mut next: Option<Millis> = None;
-        let mut at = |time: Millis| next = Some(next.map_or(time, |next| next.min(time)));
+        // What is due already waits for something else than the time.
+        let mut at = |time: Millis| {
+            if time > self.now {
+                next = Some(next.map_or(time, |next| next.min(time)));
+            }
+        };
         for domain in self.domains.values() {
             if domain.probe.outstanding_since.is_none() {
                 domain.probe.next_at.into_iter().for_each(&mut at);

@@ -137,6 +137,8 @@ pub enum Lookup {
     Snapshot(Name),
     /// The volume or trash entry with that uid.
     VolumeUid(Uid),
+    /// The volume that has the name which that trash entry had.
+    NamesakeOf(Uid),
     /// The volumes that were made from that image or its snapshots.
     ChildrenOf(Uid),
 }
@@ -222,9 +224,10 @@ impl Request {
                 Named::Snapshot(name) => vec![Lookup::Snapshot(name.clone())],
             },
             Request::Restore { uid, name } => {
-                let mut all = vec![Lookup::VolumeUid(*uid)];
-                all.extend(name.clone().map(Lookup::Volume));
-                all
+                let wanted = name
+                    .clone()
+                    .map_or(Lookup::NamesakeOf(*uid), Lookup::Volume);
+                vec![Lookup::VolumeUid(*uid), wanted]
             }
             Request::Purge { uid } => vec![Lookup::VolumeUid(*uid)],
         }

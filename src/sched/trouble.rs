@@ -38,6 +38,14 @@ impl Sched {
                 }
             });
         }
+        if self
+            .table
+            .get(id)
+            .is_some_and(|o| o.record.phase == Phase::Failed)
+        {
+            // It was given up while it hung, with the reason; this says nothing better.
+            return;
+        }
         let endless = self
             .table
             .get(id)

@@ -138,7 +138,7 @@ fn volume_absent(object: &Object) -> Work {
         (Phase::Trashed, Known::Carrier) => Work::Nothing,
         (Phase::Trashed, _) => Work::Step(Step::Reclaim),
         (_, Known::Nothing) => Work::Vanish,
-        (_, Known::Free) if !record.look => Work::Vanish,
+        // Free says that the name was free once; half of an image may be there by now.
         _ => Work::Step(Step::Trash),
     }
 }
@@ -153,7 +153,7 @@ fn snapshot_present(record: &Record) -> Work {
 
 fn snapshot_absent(record: &Record) -> Work {
     match record.known {
-        Known::Nothing | Known::Free if !record.look => Work::Vanish,
+        Known::Nothing if !record.look => Work::Vanish,
         _ => Work::Step(Step::RemoveSnapshot),
     }
 }
