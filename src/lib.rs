@@ -1,1 +1,6 @@
-//! volward.
+//! volward provisions and deletes block volumes on a storage host, and never stalls.
+//!
+//! Modules in reading order.
+
+pub mod http;
+pub mod spawn;
