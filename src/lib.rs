@@ -2,5 +2,9 @@
 //!
 //! Modules in reading order.
 
+pub mod model;
+
+pub mod backend;
+
 pub mod http;
 pub mod spawn;
