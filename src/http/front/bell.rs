@@ -37,14 +37,13 @@ impl Bell {
         self.ring();
     }
 
-    /// The poll thread has woken: from here on a new ring writes again. To be called before the
-    /// messages are taken, so that none is left behind without a ring.
+    /// The poll thread has seen the descriptor readable: from here on a new ring writes again. To
+    /// be called before the messages are taken, so that none is left behind without a ring. It
+    /// reads whatever `rung` says: a ringer's write may come after we cleared its flag.
     pub(crate) fn silence(&self) {
-        if self.rung.load(Ordering::SeqCst) {
-            let mut count = [0_u8; 8];
-            let _empty = rustix::io::read(&self.descriptor, &mut count);
-            self.rung.store(false, Ordering::SeqCst);
-        }
+        let mut count = [0_u8; 8];
+        let _empty = rustix::io::read(&self.descriptor, &mut count);
+        self.rung.store(false, Ordering::SeqCst);
     }
 
     /// Whether the parked requests are to be looked through; asked once per ring.

@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -21,7 +21,7 @@ const UNIX_PATH_MAX_BYTES: usize = 107;
 pub enum ListenSpec {
     /// A unix socket; `group` is a name of /etc/group or a number, kept as it is when `None`.
     Unix {
-        /// Where the socket file goes; its directory must exist.
+        /// Where the socket file goes; its directory is made, with mode 0755, if it is missing.
         path: PathBuf,
         /// Permission bits, such as 0o660.
         mode: u32,
@@ -112,6 +112,7 @@ fn bind_tcp(address: SocketAddr) -> Result<Listener, BindError> {
 fn bind_unix(path: &Path, mode: u32, group: Option<&str>) -> Result<Listener, BindError> {
     let shown = path.display();
     let gid = group.map(|name| group_id(name, path)).transpose()?;
+    make_directory(path)?;
     make_room(path)?;
     let temporary = temporary_name(path)?;
     let attempt = || -> Result<Listener, (io::Error, &'static str)> {
@@ -158,6 +159,24 @@ fn temporary_name(path: &Path) -> Result<PathBuf, BindError> {
         )));
     }
     Ok(temporary)
+}
+
+/// Makes the directory of the socket, mode 0755, if only that is missing (its own parent must be
+/// there: a mistyped path makes no tree).
+fn make_directory(path: &Path) -> Result<(), BindError> {
+    let Some(directory) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) else {
+        return Ok(());
+    };
+    if directory.exists() {
+        return Ok(());
+    }
+    fs::DirBuilder::new().mode(0o755).create(directory).map_err(|error| {
+        BindError(format!(
+            "can't make the directory of socket {}: {error}; make {} or choose another path",
+            path.display(),
+            directory.display()
+        ))
+    })
 }
 
 /// Makes sure that nothing alive or foreign lies at the path. A dead socket stays: the rename
@@ -297,8 +316,12 @@ mod tests {
         assert!(long.to_string().contains("the system allows 107"), "{long}");
         let nobody = unix(&scratch.0.join("s"), 0o660, Some("no-such-group")).expect_err("unknown");
         assert!(nobody.to_string().contains("no such group"), "{nobody}");
-        let nowhere = unix(&scratch.0.join("no/s"), 0o660, None).expect_err("no directory");
-        assert!(nowhere.to_string().contains("is the directory there"), "{nowhere}");
+        let nowhere = unix(&scratch.0.join("no/no/s"), 0o660, None).expect_err("no directory");
+        assert!(nowhere.to_string().contains("can't make the directory"), "{nowhere}");
+        let made = unix(&scratch.0.join("made/s"), 0o660, None).expect("bound");
+        let mode = fs::metadata(scratch.0.join("made")).expect("a directory").mode() & 0o777;
+        assert_eq!(mode & !0o755, 0, "at most 0755: {mode:o}");
+        drop(made);
         let one = Listener::bind(&ListenSpec::Tcp(([127, 0, 0, 1], 0).into())).expect("bound");
         let taken = one.tcp_address().expect("TCP");
         let two = Listener::bind(&ListenSpec::Tcp(taken)).expect_err("taken").to_string();

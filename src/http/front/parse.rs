@@ -153,6 +153,10 @@ impl Parser {
         }
         self.scanned = window.len();
         if window.len() == limits.head_max_bytes {
+            if !window.contains(&b'\n') {
+                let words = format!("the request line exceeds {} bytes", limits.head_max_bytes);
+                return Err(Refusal::new(414, "uri_too_long", words));
+            }
             return Err(Refusal::new(
                 431,
                 "head_too_large",

@@ -90,8 +90,8 @@ fn refusals() {
     assert_eq!(status("GET / HTTP/2.0\r\n"), 505);
     assert_eq!(status("GET relative HTTP/1.1\r\nHost: h\r\n\r\n"), 400);
     assert_eq!(status("\u{16}\u{3}\u{1}"), 400, "a TLS hello, at its first byte");
-    assert_eq!(status(&format!("GET /{} HTTP/1.1\r\n", "x".repeat(16 << 10))), 431);
-    assert_eq!(status(&"x".repeat(16 << 10)), 431);
+    assert_eq!(status(&format!("GET /{} HTTP/1.1\r\n", "x".repeat(16 << 10))), 414);
+    assert_eq!(status(&"x".repeat(16 << 10)), 414);
     parts("GET / HTTP/1.0\r\n\r\n");
 }
 
