@@ -8,8 +8,10 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Instant;
 
 use super::front::bell::Bell;
+use super::front::{Request, Responder};
 
 /// What a waiting request waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -70,7 +72,10 @@ impl Park {
     /// To be called *before* the store is read. Dropping the ticket unregisters it.
     #[must_use]
     pub fn register(&self, keys: &[Key]) -> Ticket {
-        let waiter = Arc::new(Waiter { state: AtomicU8::new(REGISTERED), bell: OnceLock::new() });
+        let waiter = Arc::new(Waiter {
+            state: AtomicU8::new(REGISTERED),
+            bell: OnceLock::new(),
+        });
         {
             let mut waiters = self.hub.waiters();
             for key in keys {
@@ -79,7 +84,18 @@ impl Park {
         }
         self.hub.registered.fetch_add(keys.len(), Ordering::SeqCst);
         fence(Ordering::SeqCst);
-        Ticket { hub: Arc::clone(&self.hub), keys: keys.to_vec(), waiter }
+        Ticket {
+            hub: Arc::clone(&self.hub),
+            keys: keys.to_vec(),
+            waiter,
+        }
+    }
+
+    /// Lays the request down until a key of the ticket is woken (it may have been already) or the
+    /// deadline comes; then the handler gets it again, at the deadline with `last_call` set.
+    /// Holds no thread. When the client goes, so does the request.
+    pub fn park(&self, ticket: Ticket, request: Request, responder: Responder, deadline: Instant) {
+        responder.park(ticket, request, deadline);
     }
 
     /// Wakes whoever waits for one of the keys; to be called *after* the commit. One atomic load
@@ -91,7 +107,11 @@ impl Park {
         }
         let woken: Vec<Arc<Waiter>> = {
             let waiters = self.hub.waiters();
-            keys.iter().filter_map(|key| waiters.get(key)).flatten().cloned().collect()
+            keys.iter()
+                .filter_map(|key| waiters.get(key))
+                .flatten()
+                .cloned()
+                .collect()
         };
         // The bells are rung without the lock.
         for waiter in woken {
@@ -106,7 +126,7 @@ impl Park {
     }
 }
 
-/// A place in the hub. `Responder::park` takes it; dropping it gives the place back.
+/// A place in the hub. `Park::park` takes it; dropping it gives the place back.
 #[derive(Debug)]
 pub struct Ticket {
     hub: Arc<Hub>,
@@ -139,7 +159,10 @@ impl Drop for Ticket {
         for key in &self.keys {
             if let Some(list) = waiters.get_mut(key) {
                 // One entry per occurrence of the key: a repeated key was registered twice.
-                if let Some(at) = list.iter().position(|other| Arc::ptr_eq(other, &self.waiter)) {
+                if let Some(at) = list
+                    .iter()
+                    .position(|other| Arc::ptr_eq(other, &self.waiter))
+                {
                     list.swap_remove(at);
                 }
                 if list.is_empty() {
@@ -148,7 +171,9 @@ impl Drop for Ticket {
             }
         }
         drop(waiters);
-        self.hub.registered.fetch_sub(self.keys.len(), Ordering::SeqCst);
+        self.hub
+            .registered
+            .fetch_sub(self.keys.len(), Ordering::SeqCst);
     }
 }
 

@@ -21,7 +21,12 @@ impl Answer {
     /// A JSON answer.
     #[must_use]
     pub fn json(status: u16, body: Vec<u8>) -> Answer {
-        Answer { status, content_type: "application/json".into(), headers: Vec::new(), body }
+        Answer {
+            status,
+            content_type: "application/json".into(),
+            headers: Vec::new(),
+            body,
+        }
     }
 
     /// A plain text answer.
@@ -81,8 +86,14 @@ pub(crate) fn encode(answer: &Answer, how: Encoding) -> Vec<u8> {
     )
     // Never chunked: every length is known here.
     .with_chunked_threshold(usize::MAX);
-    let own = [("Server", "volward"), ("Content-Type", answer.content_type.as_ref())];
-    let given = answer.headers.iter().map(|(name, value)| (*name, value.as_str()));
+    let own = [
+        ("Server", "volward"),
+        ("Content-Type", answer.content_type.as_ref()),
+    ];
+    let given = answer
+        .headers
+        .iter()
+        .map(|(name, value)| (*name, value.as_str()));
     for (name, value) in own.into_iter().chain(given) {
         if !value.is_empty()
             && let Ok(header) = Header::from_bytes(name.as_bytes(), harmless(value).as_bytes())
@@ -115,14 +126,22 @@ pub(crate) fn encode(answer: &Answer, how: Encoding) -> Vec<u8> {
 /// a header of ours.
 fn harmless(value: &str) -> Cow<'_, str> {
     let bad = |character: char| !(character == ' ' || character.is_ascii_graphic());
-    if value.contains(bad) { value.replace(bad, "?").into() } else { value.into() }
+    if value.contains(bad) {
+        value.replace(bad, "?").into()
+    } else {
+        value.into()
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const KEEP: Encoding = Encoding { head_only: false, keep_alive: true, say_keep_alive: false };
+    const KEEP: Encoding = Encoding {
+        head_only: false,
+        keep_alive: true,
+        say_keep_alive: false,
+    };
 
     fn text(answer: &Answer, how: Encoding) -> String {
         String::from_utf8(encode(answer, how)).expect("ASCII")
@@ -135,14 +154,38 @@ mod tests {
         assert!(whole.starts_with("HTTP/1.1 200 OK\r\n"), "{whole}");
         assert!(whole.contains("\r\nContent-Length: 5\r\n") && whole.ends_with("\r\n\r\nhello"));
         assert!(!whole.contains("Connection:"), "{whole}");
-        let head = text(&answer, Encoding { head_only: true, ..KEEP });
-        assert!(head.contains("\r\nContent-Length: 5\r\n") && head.ends_with("\r\n\r\n"), "{head}");
-        let last = text(&answer, Encoding { keep_alive: false, ..KEEP });
+        let head = text(
+            &answer,
+            Encoding {
+                head_only: true,
+                ..KEEP
+            },
+        );
+        assert!(
+            head.contains("\r\nContent-Length: 5\r\n") && head.ends_with("\r\n\r\n"),
+            "{head}"
+        );
+        let last = text(
+            &answer,
+            Encoding {
+                keep_alive: false,
+                ..KEEP
+            },
+        );
         assert!(last.contains("\r\nConnection: close\r\n"), "{last}");
-        let old = text(&answer, Encoding { say_keep_alive: true, ..KEEP });
+        let old = text(
+            &answer,
+            Encoding {
+                say_keep_alive: true,
+                ..KEEP
+            },
+        );
         assert!(old.contains("\r\nConnection: keep-alive\r\n"), "{old}");
         let none = text(&Answer::text(204, ""), KEEP);
-        assert!(!none.contains("Content-Length") && none.ends_with("\r\n\r\n"), "{none}");
+        assert!(
+            !none.contains("Content-Length") && none.ends_with("\r\n\r\n"),
+            "{none}"
+        );
     }
 
     #[test]

@@ -20,7 +20,11 @@ impl Bell {
     /// When the process is out of descriptors.
     pub(crate) fn new() -> std::io::Result<Bell> {
         let descriptor = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Bell { descriptor, rung: AtomicBool::new(false), sweep: AtomicBool::new(false) })
+        Ok(Bell {
+            descriptor,
+            rung: AtomicBool::new(false),
+            sweep: AtomicBool::new(false),
+        })
     }
 
     /// Wakes the poll thread. Never blocks: the write fails only with EAGAIN at 2^64-2 rings, and

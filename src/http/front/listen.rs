@@ -89,14 +89,21 @@ const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 
 fn bind_tcp(address: SocketAddr) -> Result<Listener, BindError> {
     let attempt = || -> io::Result<Listener> {
-        let family =
-            if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+        let family = if address.is_ipv4() {
+            AddressFamily::INET
+        } else {
+            AddressFamily::INET6
+        };
         let socket = net::socket_with(family, SocketType::STREAM, FLAGS, None)?;
         net::sockopt::set_socket_reuseaddr(&socket, true)?;
         net::bind(&socket, &address)?;
         net::listen(&socket, BACKLOG)?;
         let bound = SocketAddr::try_from(net::getsockname(&socket)?)?;
-        Ok(Listener { socket, file: None, address: Some(bound) })
+        Ok(Listener {
+            socket,
+            file: None,
+            address: Some(bound),
+        })
     };
     attempt().map_err(|error| {
         let mend = match error.kind() {
@@ -118,26 +125,41 @@ fn bind_unix(path: &Path, mode: u32, group: Option<&str>) -> Result<Listener, Bi
     let attempt = || -> Result<Listener, (io::Error, &'static str)> {
         let socket = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, FLAGS, None)
             .map_err(|error| (error.into(), "making a socket"))?;
-        let address = SocketAddrUnix::new(&temporary)
-            .map_err(|error| (error.into(), "naming the socket"))?;
+        let address =
+            SocketAddrUnix::new(&temporary).map_err(|error| (error.into(), "naming the socket"))?;
         let _none_left_by_a_crash = fs::remove_file(&temporary);
-        net::bind(&socket, &address).map_err(|error| (error.into(), "binding; is the directory there and writable?"))?;
+        net::bind(&socket, &address).map_err(|error| {
+            (
+                error.into(),
+                "binding; is the directory there and writable?",
+            )
+        })?;
         // Nobody can connect before listen(2), so the mode is set before the first caller.
         rustix::fs::chmod(&temporary, Mode::from_raw_mode(mode & 0o777))
             .map_err(|error| (error.into(), "setting its mode"))?;
         if let Some(gid) = gid {
             rustix::fs::chownat(CWD, &temporary, None, Some(gid), AtFlags::SYMLINK_NOFOLLOW)
                 .map_err(|error| {
-                    (error.into(), "setting its group; run as root or as a member of that group")
+                    (
+                        error.into(),
+                        "setting its group; run as root or as a member of that group",
+                    )
                 })?;
         }
         net::listen(&socket, BACKLOG).map_err(|error| (error.into(), "listening"))?;
         let made = fs::symlink_metadata(&temporary)
             .map_err(|error| (error, "looking at the new socket"))?;
         fs::rename(&temporary, path).map_err(|error| (error, "moving it into place"))?;
-        let file =
-            SocketFile { path: path.to_owned(), device: made.dev(), inode: made.ino() };
-        Ok(Listener { socket, file: Some(file), address: None })
+        let file = SocketFile {
+            path: path.to_owned(),
+            device: made.dev(),
+            inode: made.ino(),
+        };
+        Ok(Listener {
+            socket,
+            file: Some(file),
+            address: None,
+        })
     };
     attempt().map_err(|(error, doing)| {
         let _perhaps_never_made = fs::remove_file(&temporary);
@@ -148,7 +170,11 @@ fn bind_unix(path: &Path, mode: u32, group: Option<&str>) -> Result<Listener, Bi
 /// A name in the same directory, so that the socket can be moved into place in one step.
 fn temporary_name(path: &Path) -> Result<PathBuf, BindError> {
     static NEXT: AtomicU32 = AtomicU32::new(0);
-    let own = format!(".v{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+    let own = format!(
+        ".v{}-{}",
+        std::process::id(),
+        NEXT.fetch_add(1, Ordering::Relaxed)
+    );
     let temporary = path.with_file_name(own);
     let longest = path.as_os_str().len().max(temporary.as_os_str().len());
     if longest > UNIX_PATH_MAX_BYTES {
@@ -164,19 +190,25 @@ fn temporary_name(path: &Path) -> Result<PathBuf, BindError> {
 /// Makes the directory of the socket, mode 0755, if only that is missing (its own parent must be
 /// there: a mistyped path makes no tree).
 fn make_directory(path: &Path) -> Result<(), BindError> {
-    let Some(directory) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) else {
+    let Some(directory) = path
+        .parent()
+        .filter(|parent| !parent.as_os_str().is_empty())
+    else {
         return Ok(());
     };
     if directory.exists() {
         return Ok(());
     }
-    fs::DirBuilder::new().mode(0o755).create(directory).map_err(|error| {
-        BindError(format!(
-            "can't make the directory of socket {}: {error}; make {} or choose another path",
-            path.display(),
-            directory.display()
-        ))
-    })
+    fs::DirBuilder::new()
+        .mode(0o755)
+        .create(directory)
+        .map_err(|error| {
+            BindError(format!(
+                "can't make the directory of socket {}: {error}; make {} or choose another path",
+                path.display(),
+                directory.display()
+            ))
+        })
 }
 
 /// Makes sure that nothing alive or foreign lies at the path. A dead socket stays: the rename
@@ -225,7 +257,9 @@ fn group_id(name: &str, path: &Path) -> Result<Gid, BindError> {
     };
     let table = fs::read_to_string("/etc/group")
         .map_err(|error| wrong(format!("/etc/group can't be read: {error}")))?;
-    find_group(&table, name).map(Gid::from_raw).ok_or_else(|| wrong("no such group".to_owned()))
+    find_group(&table, name)
+        .map(Gid::from_raw)
+        .ok_or_else(|| wrong("no such group".to_owned()))
 }
 
 /// The number of a group in the form of /etc/group: `name:password:number:members`.
@@ -261,7 +295,11 @@ mod tests {
 
     fn unix(path: &Path, mode: u32, group: Option<&str>) -> Result<Listener, BindError> {
         let group = group.map(str::to_owned);
-        Listener::bind(&ListenSpec::Unix { path: path.to_owned(), mode, group })
+        Listener::bind(&ListenSpec::Unix {
+            path: path.to_owned(),
+            mode,
+            group,
+        })
     }
 
     #[test]
@@ -275,7 +313,11 @@ mod tests {
         assert_eq!(found.gid(), own);
         UnixStream::connect(&path).expect("it listens");
         drop(listener);
-        assert_eq!(fs::read_dir(&scratch.0).expect("the directory").count(), 0, "nothing stays");
+        assert_eq!(
+            fs::read_dir(&scratch.0).expect("the directory").count(),
+            0,
+            "nothing stays"
+        );
     }
 
     #[test]
@@ -284,7 +326,10 @@ mod tests {
         let path = scratch.0.join("s");
         let living = UnixListener::bind(&path).expect("bound");
         let error = unix(&path, 0o660, None).expect_err("refused").to_string();
-        assert!(error.contains("another daemon answers") && error.contains("/s:"), "{error}");
+        assert!(
+            error.contains("another daemon answers") && error.contains("/s:"),
+            "{error}"
+        );
         UnixStream::connect(&path).expect("still the other's");
         drop(living);
         let ours = unix(&path, 0o660, None).expect("a dead socket is replaced");
@@ -317,15 +362,26 @@ mod tests {
         let nobody = unix(&scratch.0.join("s"), 0o660, Some("no-such-group")).expect_err("unknown");
         assert!(nobody.to_string().contains("no such group"), "{nobody}");
         let nowhere = unix(&scratch.0.join("no/no/s"), 0o660, None).expect_err("no directory");
-        assert!(nowhere.to_string().contains("can't make the directory"), "{nowhere}");
+        assert!(
+            nowhere.to_string().contains("can't make the directory"),
+            "{nowhere}"
+        );
         let made = unix(&scratch.0.join("made/s"), 0o660, None).expect("bound");
-        let mode = fs::metadata(scratch.0.join("made")).expect("a directory").mode() & 0o777;
+        let mode = fs::metadata(scratch.0.join("made"))
+            .expect("a directory")
+            .mode()
+            & 0o777;
         assert_eq!(mode & !0o755, 0, "at most 0755: {mode:o}");
         drop(made);
         let one = Listener::bind(&ListenSpec::Tcp(([127, 0, 0, 1], 0).into())).expect("bound");
         let taken = one.tcp_address().expect("TCP");
-        let two = Listener::bind(&ListenSpec::Tcp(taken)).expect_err("taken").to_string();
-        assert!(two.contains(&taken.to_string()) && two.contains("another process"), "{two}");
+        let two = Listener::bind(&ListenSpec::Tcp(taken))
+            .expect_err("taken")
+            .to_string();
+        assert!(
+            two.contains(&taken.to_string()) && two.contains("another process"),
+            "{two}"
+        );
     }
 
     #[test]

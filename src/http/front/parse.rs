@@ -35,7 +35,11 @@ pub(crate) struct Refusal {
 
 impl Refusal {
     pub(crate) fn new(status: u16, slug: &'static str, detail: impl Into<String>) -> Refusal {
-        Refusal { status, slug, detail: detail.into() }
+        Refusal {
+            status,
+            slug,
+            detail: detail.into(),
+        }
     }
 
     pub(crate) fn answer(&self) -> Answer {
@@ -106,7 +110,9 @@ impl Parser {
                 Err(refusal) => return Parsed::Refused(refusal),
             }
         }
-        let Some(mut head) = self.head.take() else { return Parsed::More };
+        let Some(mut head) = self.head.take() else {
+            return Parsed::More;
+        };
         let pending = &self.bytes[self.start..];
         if pending.len() < head.body_bytes {
             let say = std::mem::take(&mut head.continue_due);
@@ -142,7 +148,9 @@ impl Parser {
         }
         let window = &pending[..pending.len().min(limits.head_max_bytes)];
         // Whole lines only, so that the result doesn't depend on where the bytes were cut.
-        let line_end = window[self.scanned..].iter().rposition(|byte| *byte == b'\n');
+        let line_end = window[self.scanned..]
+            .iter()
+            .rposition(|byte| *byte == b'\n');
         if let Some(at) = line_end {
             let lines = &window[..=self.scanned + at];
             if let Some((head, used)) = parse_head(lines, limits)? {
@@ -171,7 +179,11 @@ impl Parser {
 }
 
 fn malformed(why: impl std::fmt::Display) -> Refusal {
-    Refusal::new(400, "malformed_request", format!("not an HTTP/1.1 request: {why}"))
+    Refusal::new(
+        400,
+        "malformed_request",
+        format!("not an HTTP/1.1 request: {why}"),
+    )
 }
 
 /// The head in `lines`, if complete, and its length in bytes.
@@ -211,7 +223,14 @@ fn parse_head(lines: &[u8], limits: Limits) -> Result<Option<(Head, usize)>, Ref
         http_1_0,
     };
     let continue_due = expects_continue(&parts)?;
-    Ok(Some((Head { parts, body_bytes, continue_due }, used)))
+    Ok(Some((
+        Head {
+            parts,
+            body_bytes,
+            continue_due,
+        },
+        used,
+    )))
 }
 
 /// Path and query. The absolute form is taken as well (RFC 9112, 3.2.2); its authority replaces
@@ -230,7 +249,9 @@ fn split_target(
         if !local.starts_with('/') {
             return Err(malformed("a target without a path"));
         }
-        let hosts = headers.iter_mut().filter(|(name, _)| name.eq_ignore_ascii_case("host"));
+        let hosts = headers
+            .iter_mut()
+            .filter(|(name, _)| name.eq_ignore_ascii_case("host"));
         for (_, value) in hosts {
             authority.clone_into(value);
         }
@@ -270,7 +291,9 @@ fn body_length(headers: &[(String, String)], limits: Limits) -> Result<usize, Re
         return Err(Refusal::new(411, "length_required", words));
     }
     let mut lengths = values(headers, "content-length");
-    let Some(length) = lengths.next() else { return Ok(0) };
+    let Some(length) = lengths.next() else {
+        return Ok(0);
+    };
     if lengths.next().is_some() {
         return Err(malformed("more than one Content-Length header"));
     }
@@ -282,7 +305,10 @@ fn body_length(headers: &[(String, String)], limits: Limits) -> Result<usize, Re
         _ => Err(Refusal::new(
             413,
             "body_too_large",
-            format!("a body of {length} bytes; at most {} are taken", limits.body_max_bytes),
+            format!(
+                "a body of {length} bytes; at most {} are taken",
+                limits.body_max_bytes
+            ),
         )),
     }
 }

@@ -1,6 +1,9 @@
 use super::*;
 
-const LIMITS: Limits = Limits { head_max_bytes: 16 << 10, body_max_bytes: 64 << 10 };
+const LIMITS: Limits = Limits {
+    head_max_bytes: 16 << 10,
+    body_max_bytes: 64 << 10,
+};
 
 /// Everything that these bytes give, pushed in these pieces.
 fn run(pieces: &[&[u8]]) -> Vec<Parsed> {
@@ -25,7 +28,10 @@ fn run(pieces: &[&[u8]]) -> Vec<Parsed> {
 }
 
 fn one(bytes: &str) -> Parsed {
-    run(&[bytes.as_bytes()]).into_iter().next().unwrap_or(Parsed::More)
+    run(&[bytes.as_bytes()])
+        .into_iter()
+        .next()
+        .unwrap_or(Parsed::More)
 }
 
 fn parts(bytes: &str) -> Parts {
@@ -52,14 +58,20 @@ fn a_request_is_taken_apart() {
     let bare = parts("\r\n\nGET / HTTP/1.1\nHost: h\n\n");
     assert_eq!(bare.path, "/");
     let absolute = parts("GET http://other:1/p?q HTTP/1.1\r\nHost: h\r\n\r\n");
-    assert_eq!((absolute.path.as_str(), absolute.query.as_deref()), ("/p", Some("q")));
+    assert_eq!(
+        (absolute.path.as_str(), absolute.query.as_deref()),
+        ("/p", Some("q"))
+    );
     assert_eq!(absolute.headers[0].1, "other:1");
 }
 
 #[test]
 fn who_keeps_the_connection() {
     let keeps = |version: &str, connection: &str| {
-        parts(&format!("GET / HTTP/{version}\r\nHost: h\r\n{connection}\r\n")).keep_alive
+        parts(&format!(
+            "GET / HTTP/{version}\r\nHost: h\r\n{connection}\r\n"
+        ))
+        .keep_alive
     };
     assert!(keeps("1.1", ""));
     assert!(!keeps("1.1", "Connection: close\r\n"));
@@ -72,7 +84,10 @@ fn who_keeps_the_connection() {
 fn refusals() {
     let post = |headers: &str| status(&format!("POST / HTTP/1.1\r\nHost: h\r\n{headers}\r\n"));
     assert_eq!(post("Transfer-Encoding: chunked\r\n"), 411);
-    assert_eq!(post("Transfer-Encoding: gzip\r\nContent-Length: 3\r\n"), 411);
+    assert_eq!(
+        post("Transfer-Encoding: gzip\r\nContent-Length: 3\r\n"),
+        411
+    );
     assert_eq!(post("Content-Length: 3\r\nContent-Length: 4\r\n"), 400);
     assert_eq!(post("Content-Length: 3\r\nContent-Length: 3\r\n"), 400);
     assert_eq!(post("Content-Length: 3, 3\r\n"), 400);
@@ -89,8 +104,15 @@ fn refusals() {
     assert_eq!(status("GET / HTTP/1.1\r\n\r\n"), 400, "no Host");
     assert_eq!(status("GET / HTTP/2.0\r\n"), 505);
     assert_eq!(status("GET relative HTTP/1.1\r\nHost: h\r\n\r\n"), 400);
-    assert_eq!(status("\u{16}\u{3}\u{1}"), 400, "a TLS hello, at its first byte");
-    assert_eq!(status(&format!("GET /{} HTTP/1.1\r\n", "x".repeat(16 << 10))), 414);
+    assert_eq!(
+        status("\u{16}\u{3}\u{1}"),
+        400,
+        "a TLS hello, at its first byte"
+    );
+    assert_eq!(
+        status(&format!("GET /{} HTTP/1.1\r\n", "x".repeat(16 << 10))),
+        414
+    );
     assert_eq!(status(&"x".repeat(16 << 10)), 414);
     parts("GET / HTTP/1.0\r\n\r\n");
 }
@@ -99,7 +121,10 @@ fn refusals() {
 fn the_head_limit_is_exact() {
     let head = |bytes: usize| {
         let frame = "GET / HTTP/1.1\r\nHost: h\r\nA: \r\n\r\n".len();
-        format!("GET / HTTP/1.1\r\nHost: h\r\nA: {}\r\n\r\n", "x".repeat(bytes - frame))
+        format!(
+            "GET / HTTP/1.1\r\nHost: h\r\nA: {}\r\n\r\n",
+            "x".repeat(bytes - frame)
+        )
     };
     parts(&head(16 << 10));
     assert_eq!(status(&head((16 << 10) + 1)), 431);
@@ -188,5 +213,8 @@ fn cutting_changes_nothing() {
             refused += usize::from(matches!(parsed, Parsed::Refused(_)));
         }
     }
-    assert!(complete > 1_000 && refused > 500, "the streams are a mixture: {complete}, {refused}");
+    assert!(
+        complete > 1_000 && refused > 500,
+        "the streams are a mixture: {complete}, {refused}"
+    );
 }
