@@ -141,6 +141,8 @@ impl Parser {
         let pending = &self.bytes[self.start..];
         match pending.first() {
             None => return Ok(None),
+            // Perhaps half of an empty line: to be looked at again as a whole.
+            Some(b'\r') if pending.len() == 1 => return Ok(None),
             Some(first) if !(first.is_ascii_alphabetic() || *first == b'\r') => {
                 return Err(malformed("the request line doesn't begin with a method"));
             }
