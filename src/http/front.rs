@@ -18,7 +18,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crossbeam::channel::{Receiver, RecvTimeoutError, bounded};
+use crossbeam::channel::{Receiver, bounded};
 
 pub use answer::Answer;
 pub use listen::{BindError, ListenSpec, Listener};
@@ -151,10 +151,7 @@ impl Front {
     /// unanswered after `grace`; `None` when the poll thread is gone or doesn't answer.
     pub fn shutdown(self, grace: Duration) -> Option<usize> {
         self.relay.stop(Instant::now() + grace);
-        match self.ended.recv_timeout(grace + Duration::from_secs(2)) {
-            Ok(cut) => Some(cut),
-            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => None,
-        }
+        self.ended.recv_timeout(grace + Duration::from_secs(2)).ok()
     }
 }
 

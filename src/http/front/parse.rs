@@ -239,7 +239,7 @@ fn parse_head(lines: &[u8], limits: Limits) -> Result<Option<(Head, usize)>, Ref
 /// the Host header.
 fn split_target(
     target: &str,
-    headers: &mut Vec<(String, String)>,
+    headers: &mut [(String, String)],
 ) -> Result<(String, Option<String>), Refusal> {
     let mut local = target;
     if let Some((scheme, rest)) = target.split_once("://")

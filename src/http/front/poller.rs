@@ -245,6 +245,9 @@ impl Poller {
         }
     }
 
+    /// Gives the request back when the queue is full.
+    // The request moves either way; a box would cost every one of them.
+    #[allow(clippy::result_large_err)]
     fn dispatch(&self, id: u64, request: Request, route: &'static str) -> Result<(), Request> {
         let Some(conn) = self.conns.get(&id) else {
             return Ok(());
