@@ -5,3 +5,6 @@
 pub mod model;
 
 pub mod backend;
+
+pub mod config;
+pub mod duration;
