@@ -8,3 +8,4 @@ pub mod backend;
 
 pub mod config;
 pub mod duration;
+pub mod http;

@@ -1,0 +1,3 @@
+//! HTTP, in and out of the process.
+
+pub mod wire;
