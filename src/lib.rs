@@ -9,3 +9,7 @@ pub mod backend;
 pub mod config;
 pub mod duration;
 pub mod http;
+
+pub mod client;
+
+pub mod cli;
