@@ -4,7 +4,7 @@ use super::convert::{choice, path, path_of};
 use super::read::{Found, Section};
 use super::{Backend, Class, ClassQos, FaultRule, Faults, FileBackend, RbdBackend, SimBackend};
 use crate::model::{Name, Step};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use toml::de::DeValue;
 
@@ -254,7 +254,7 @@ fn one_class(section: &Section<'_, '_>, name: &str, backend: &Backend) -> Class 
             pool.into_iter()
                 .for_each(|found| foreign("pool", found, "use root"));
             root.and_then(|found| path(&found))
-                .map(|path| path.display().to_string())
+                .map(|path| path.components().collect::<PathBuf>().display().to_string())
         }
         Backend::Sim(_) => {
             pool.into_iter()
@@ -326,64 +326,63 @@ fn object_size(section: &Section<'_, '_>) -> Option<u64> {
 }
 
 /// Gives every class its domain: classes that share a pool or root (data pools included) fail
-/// together, so they are one.
+/// together, so they are one. An unnamed domain is called as its first pool, or its first class.
 fn name_domains(
     section: &Section<'_, '_>,
     classes: &mut BTreeMap<String, Class>,
     lines: &BTreeMap<String, Option<usize>>,
 ) {
-    // Root → the class that named its domain, and that domain.
-    let mut named: BTreeMap<String, (String, String)> = BTreeMap::new();
-    for (name, class) in classes.iter().filter(|(_, class)| !class.domain.is_empty()) {
-        for root in std::iter::once(&class.root).chain(&class.data_pool) {
-            let (first, domain) = named
-                .entry(root.clone())
-                .or_insert_with(|| (name.clone(), class.domain.clone()));
-            if *domain != class.domain {
+    for group in groups(classes) {
+        let named = group.iter().find(|name| !classes[*name].domain.is_empty());
+        let Some(first) = named.or(group.first()) else {
+            continue;
+        };
+        let class = &classes[first];
+        let domain = if !class.domain.is_empty() {
+            class.domain.clone()
+        } else if class.root.parse::<Name>().is_ok() {
+            class.root.clone()
+        } else {
+            first.clone()
+        };
+        for name in &group {
+            let Some(class) = classes.get_mut(name) else {
+                continue;
+            };
+            if !class.domain.is_empty() && class.domain != domain {
                 section.sheet.fault(
                     lines.get(name).copied().flatten(),
                     section.key(&format!("{name}.domain")),
                     format!(
-                        "{:?}: class {first:?} uses {root:?} as well and is in domain {domain:?}; \
-                         what shares a pool or root fails together, so give both the same domain",
+                        "{:?}: class {first:?} is in domain {domain:?} and shares a pool or root \
+                         with it; what does so fails together, so give both the same domain",
                         class.domain
                     ),
                 );
             }
+            class.domain.clone_from(&domain);
         }
     }
-    let mut unnamed: Vec<&String> = Vec::new();
-    let mut found = Vec::new();
-    for (name, class) in classes.iter().filter(|(_, class)| class.domain.is_empty()) {
-        let mut roots = std::iter::once(&class.root).chain(&class.data_pool);
-        match roots.find_map(|root| named.get(root)) {
-            Some((_, domain)) => found.push((name.clone(), domain.clone())),
-            None => unnamed.push(name),
+}
+
+/// Classes that share pools or roots, directly or through others.
+fn groups(classes: &BTreeMap<String, Class>) -> Vec<Vec<String>> {
+    let mut groups: Vec<(BTreeSet<&str>, Vec<String>)> = Vec::new();
+    for (name, class) in classes {
+        let roots = std::iter::once(&class.root).chain(&class.data_pool);
+        let mut roots: BTreeSet<&str> = roots.map(String::as_str).collect();
+        let mut names = Vec::new();
+        let (touching, apart) = groups
+            .into_iter()
+            .partition(|(others, _)| !others.is_disjoint(&roots));
+        groups = apart;
+        for (others, members) in touching {
+            roots.extend(others);
+            names.extend(members);
         }
+        names.push(name.clone());
+        names.sort_unstable();
+        groups.push((roots, names));
     }
-    // Without any name, the domain takes that of the first class in its root, or of the pool.
-    for name in unnamed {
-        let class = &classes[name];
-        let own = if class.root.starts_with('/') {
-            name
-        } else {
-            &class.root
-        };
-        let own: String = own.to_ascii_lowercase();
-        let mut roots = std::iter::once(&class.root).chain(&class.data_pool);
-        let domain = roots
-            .find_map(|root| named.get(root).map(|(_, domain)| domain.clone()))
-            .unwrap_or(own);
-        for root in std::iter::once(&class.root).chain(&class.data_pool) {
-            named
-                .entry(root.clone())
-                .or_insert_with(|| (name.clone(), domain.clone()));
-        }
-        found.push((name.clone(), domain));
-    }
-    for (name, domain) in found {
-        if let Some(class) = classes.get_mut(&name) {
-            class.domain = domain;
-        }
-    }
+    groups.into_iter().map(|(_, names)| names).collect()
 }
