@@ -1,5 +1,6 @@
 //! The command line against a small fake daemon: exit codes, waiting, output.
 
+#![allow(clippy::unwrap_used)] // a test may fail by panicking, its helpers as well
 use std::io::{Read, Write};
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
