@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used)] // a test may fail by panicking, its helpers as well
 use std::io::{Read, Write};
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -46,6 +46,7 @@ fn daemon(dir: &Dir, answers: Vec<(u16, &'static str)>) -> (String, JoinHandle<V
             let mut buffer = [0; 4096];
             loop {
                 let n = stream.read(&mut buffer).unwrap();
+                assert!(n > 0, "the command sent fewer requests than expected");
                 request.extend_from_slice(&buffer[..n]);
                 let text = String::from_utf8_lossy(&request).into_owned();
                 let Some((head, sent)) = text.split_once("\r\n\r\n") else {
@@ -54,7 +55,7 @@ fn daemon(dir: &Dir, answers: Vec<(u16, &'static str)>) -> (String, JoinHandle<V
                 let length = head
                     .lines()
                     .find_map(|l| l.strip_prefix("Content-Length: "));
-                if n == 0 || sent.len() >= length.unwrap().parse().unwrap() {
+                if sent.len() >= length.unwrap().parse().unwrap() {
                     break;
                 }
             }
@@ -71,6 +72,15 @@ fn daemon(dir: &Dir, answers: Vec<(u16, &'static str)>) -> (String, JoinHandle<V
         answers.into_iter().map(serve).collect()
     });
     (path.to_str().unwrap().to_owned(), thread)
+}
+
+/// The requests of a command that has ended. A daemon that still waits for one is let go, and fails.
+fn requests(api: &str, thread: JoinHandle<Vec<String>>) -> Vec<String> {
+    while !thread.is_finished() {
+        drop(UnixStream::connect(api));
+        std::thread::yield_now();
+    }
+    thread.join().unwrap()
 }
 
 fn volward(args: &[&str]) -> Output {
@@ -103,7 +113,7 @@ fn answers_become_exit_codes() {
         let output = volward(&["--api", &api, "volume", "get", "a"]);
         assert_eq!(code(&output), expected, "{status}");
         assert!(err(&output).contains("volume a: so it is"));
-        thread.join().unwrap();
+        requests(&api, thread);
     }
     let output = volward(&["--api", "/nowhere/api.sock", "status"]);
     assert_eq!(code(&output), 3);
@@ -124,7 +134,7 @@ fn waiting_goes_on_until_it_is_settled() {
     assert_eq!(code(&output), 0, "{}", err(&output));
     let shown: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(shown["status"]["phase"], "ready");
-    let requests = thread.join().unwrap();
+    let requests = requests(&api, thread);
     assert!(requests[0].starts_with("POST /v1/volumes HTTP/1.1\r\n"));
     assert!(requests[0].ends_with(r#"{"name":"a","size":"5B"}"#));
     assert!(requests[2].starts_with("GET /v1/volumes/a?uid=U1&wait="));
@@ -140,7 +150,7 @@ fn waiting_ends_with_failure_and_with_time() {
     assert_eq!(code(&output), 1);
     assert!(err(&output).contains("Forbidden") && !err(&output).contains('\u{1b}'));
     assert!(!output.stdout.contains(&0x1b));
-    thread.join().unwrap();
+    requests(&api, thread);
 
     let dir = Dir::new();
     let (api, thread) = daemon(&dir, vec![(202, CREATING)]);
@@ -148,7 +158,7 @@ fn waiting_ends_with_failure_and_with_time() {
         "--api", &api, "volume", "create", "a", "--size", "5B", "--wait", "0s",
     ]);
     assert_eq!(code(&output), 6);
-    thread.join().unwrap();
+    requests(&api, thread);
 }
 
 #[test]
@@ -161,7 +171,7 @@ fn delete_names_the_uid_that_it_saw() {
         ])),
         0
     );
-    assert!(thread.join().unwrap()[1].starts_with("DELETE /v1/volumes/a?uid=U1 "));
+    assert!(requests(&api, thread)[1].starts_with("DELETE /v1/volumes/a?uid=U1 "));
 }
 
 #[test]
@@ -182,7 +192,7 @@ fn lists_follow_pages_and_events_survive_a_gap() {
             .collect::<Vec<_>>(),
         ["NAME", "a", "b"]
     );
-    assert!(thread.join().unwrap()[1].contains("&after=a "));
+    assert!(requests(&api, thread)[1].contains("&after=a "));
 
     let dir = Dir::new();
     let (api, thread) = daemon(
@@ -197,7 +207,7 @@ fn lists_follow_pages_and_events_survive_a_gap() {
         code(&volward(&["--api", &api, "events", "--after", "1"])),
         0
     );
-    assert!(thread.join().unwrap()[1].contains("after=8"));
+    assert!(requests(&api, thread)[1].contains("after=8"));
 }
 
 #[test]
@@ -209,7 +219,7 @@ fn the_token_comes_from_a_file() {
         code(&volward(&["--api", &api, "--token-file", &token, "status"])),
         0
     );
-    assert!(thread.join().unwrap()[0].contains("Authorization: Bearer s3cret\r\n"));
+    assert!(requests(&api, thread)[0].contains("Authorization: Bearer s3cret\r\n"));
     assert_eq!(
         code(&volward(&[
             "--api",
