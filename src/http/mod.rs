@@ -3,3 +3,4 @@
 pub mod auth;
 pub mod front;
 pub mod park;
+pub mod wire;
