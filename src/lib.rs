@@ -7,3 +7,5 @@ pub mod model;
 pub mod backend;
 
 pub mod sched;
+
+pub mod store;
