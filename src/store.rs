@@ -22,9 +22,9 @@ pub use tally::ClassUse;
 use crate::model::{Entry, Millis, Name, ObjectId, Phase, Record, Uid};
 use error::{At as _, damaged, of_io};
 use rows::{Pending, SNAPSHOT, VOLUME};
-use rusqlite::{Connection, OpenFlags, params};
+use rusqlite::{Connection, params};
 use std::collections::BTreeMap;
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -120,7 +120,7 @@ impl Store {
     /// `Locked` when another instance has it; `NotAStore`, `Damaged`, `Newer`, `OtherMachine`,
     /// `ReadOnly`, `Full`, `Io`: the text says what to do. A refused file is left as it is.
     pub fn open(path: &Path, options: &OpenOptions) -> Result<Store> {
-        let path = &settle_path(path)?;
+        let path = &schema::settle_path(path)?;
         let lock = lock::Lock::take(path)?;
         match std::fs::symlink_metadata(path) {
             Ok(_) => {}
@@ -130,7 +130,7 @@ impl Store {
             Err(error) => return Err(of_io(&error, path, "opening it")),
         }
         schema::look(path)?;
-        let db = connect(path, options)?;
+        let db = schema::connect(path, options)?;
         schema::verify(&db, options)?;
         if std::fs::metadata(path).is_ok_and(|meta| meta.len() <= options.check_max_bytes)
             && !tally::is_right(&db)?
@@ -183,6 +183,8 @@ impl Store {
             let words = "a transaction is begun within another one";
             return Err(StoreError::Internal(words.into()));
         }
+        // Only if an earlier rollback failed is anything left to undo.
+        self.undo()?;
         self.db
             .conn
             .execute_batch("BEGIN IMMEDIATE")
@@ -207,7 +209,8 @@ impl Store {
             Tx::Open => self.finish(),
         };
         if let Err(error) = result {
-            self.undo()?;
+            // If this fails as well, `begin` tries it again.
+            let _ = self.undo();
             return Err(error);
         }
         self.pending = Pending::default();
@@ -280,7 +283,7 @@ impl Store {
                     row.get::<_, i64>(0)
                 })
             })
-            .and_then(|_| conn.busy_timeout(BUSY_WAIT));
+            .and_then(|_| conn.busy_timeout(schema::BUSY_WAIT));
         if let Err(error) = tried {
             log::warn!(
                 "log of {}: writing it back: {error}",
@@ -523,60 +526,6 @@ impl Store {
         }
         Err(damaged(&self.db.path, "its counts don't fit its records"))
     }
-}
-
-/// Waits at most this long for another program that holds a lock inside the file.
-const BUSY_WAIT: Duration = Duration::from_millis(500);
-
-fn connect(path: &Path, options: &OpenOptions) -> Result<Db> {
-    let doing = "opening it";
-    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    let conn = Connection::open_with_flags(path, flags).at(path, doing)?;
-    conn.busy_timeout(BUSY_WAIT).at(path, doing)?;
-    conn.set_prepared_statement_cache_capacity(64);
-    // A file of another program stays as it is: nothing here writes before `verify` but the mode.
-    let mode: String = conn
-        .query_row("PRAGMA journal_mode", [], |row| row.get(0))
-        .at(path, doing)?;
-    if mode != "wal" {
-        let path = path.to_owned();
-        return Err(schema::not_wal(&Db { conn, path }));
-    }
-    conn.execute_batch(
-        "PRAGMA synchronous = FULL; PRAGMA wal_autocheckpoint = 1000;
-         PRAGMA journal_size_limit = 16777216; PRAGMA cache_size = -16384;
-         PRAGMA temp_store = MEMORY; PRAGMA trusted_schema = OFF; PRAGMA cell_size_check = ON;",
-    )
-    .at(path, doing)?;
-    if let Some(pages) = options.max_pages {
-        conn.execute_batch(&format!("PRAGMA max_page_count = {pages}"))
-            .at(path, doing)?;
-    }
-    let path = path.to_owned();
-    Ok(Db { conn, path })
-}
-
-/// Makes the directory, and resolves symlinks: one file has one lock, by whatever path.
-fn settle_path(path: &Path) -> Result<PathBuf> {
-    let doing = "looking for its directory";
-    let fail = |error: std::io::Error| of_io(&error, path, doing);
-    if let Ok(whole) = std::fs::canonicalize(path) {
-        return Ok(whole);
-    }
-    let Some(name) = path.file_name() else {
-        let words = format!("{} names no file; set `store.path`", path.display());
-        return Err(StoreError::NotAStore(words));
-    };
-    let dir = match path.parent() {
-        Some(dir) if dir != Path::new("") => dir,
-        _ => Path::new("."),
-    };
-    std::fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o750)
-        .create(dir)
-        .map_err(fail)?;
-    Ok(std::fs::canonicalize(dir).map_err(fail)?.join(name))
 }
 
 fn inode(path: &Path) -> std::io::Result<(u64, u64)> {

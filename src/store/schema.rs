@@ -9,8 +9,9 @@ use crate::model::Record;
 use rusqlite::{Connection, OpenFlags, OptionalExtension as _, params};
 use std::fs::File;
 use std::io::Read as _;
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// The schema that this program writes.
 pub const SCHEMA: u64 = 1;
@@ -186,6 +187,61 @@ pub fn look(path: &Path) -> Result<()> {
     Ok(())
 }
 
+/// Waits at most this long for another program that holds a lock inside the file.
+pub const BUSY_WAIT: Duration = Duration::from_millis(500);
+
+/// The writer's connection.
+pub fn connect(path: &Path, options: &OpenOptions) -> Result<Db> {
+    let doing = "opening it";
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let conn = Connection::open_with_flags(path, flags).at(path, doing)?;
+    conn.busy_timeout(BUSY_WAIT).at(path, doing)?;
+    conn.set_prepared_statement_cache_capacity(64);
+    // A file of another program stays as it is: nothing here writes before `verify` but the mode.
+    let mode: String = conn
+        .query_row("PRAGMA journal_mode", [], |row| row.get(0))
+        .at(path, doing)?;
+    if mode != "wal" {
+        let path = path.to_owned();
+        return Err(not_wal(&Db { conn, path }));
+    }
+    conn.execute_batch(
+        "PRAGMA synchronous = FULL; PRAGMA wal_autocheckpoint = 1000;
+         PRAGMA journal_size_limit = 16777216; PRAGMA cache_size = -16384;
+         PRAGMA temp_store = MEMORY; PRAGMA trusted_schema = OFF; PRAGMA cell_size_check = ON;",
+    )
+    .at(path, doing)?;
+    if let Some(pages) = options.max_pages {
+        conn.execute_batch(&format!("PRAGMA max_page_count = {pages}"))
+            .at(path, doing)?;
+    }
+    let path = path.to_owned();
+    Ok(Db { conn, path })
+}
+
+/// Makes the directory, and resolves symlinks: one file has one lock, by whatever path.
+pub fn settle_path(path: &Path) -> Result<PathBuf> {
+    let doing = "looking for its directory";
+    let fail = |error: std::io::Error| of_io(&error, path, doing);
+    if let Ok(whole) = std::fs::canonicalize(path) {
+        return Ok(whole);
+    }
+    let Some(name) = path.file_name() else {
+        let words = format!("{} names no file; set `store.path`", path.display());
+        return Err(StoreError::NotAStore(words));
+    };
+    let dir = match path.parent() {
+        Some(dir) if dir != Path::new("") => dir,
+        _ => Path::new("."),
+    };
+    std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o750)
+        .create(dir)
+        .map_err(fail)?;
+    Ok(std::fs::canonicalize(dir).map_err(fail)?.join(name))
+}
+
 /// Makes sure that the content is ours, whole, of this machine and of this schema.
 pub fn verify(db: &Db, options: &OpenOptions) -> Result<()> {
     let schema = if is_ours(db)? {
@@ -215,9 +271,12 @@ pub fn verify(db: &Db, options: &OpenOptions) -> Result<()> {
     if file_len(&db.path) <= options.check_max_bytes {
         check_pages(db)?;
     }
-    machine(db, options)?;
+    let taken_over = machine(db, options)?;
     if found < SCHEMA {
         migrate(db)?;
+    }
+    if taken_over {
+        set_meta(db, "machine", &options.machine_id)?;
     }
     Ok(())
 }
@@ -265,10 +324,11 @@ pub fn check_pages(db: &Db) -> Result<()> {
     Err(damaged(&db.path, said.trim()))
 }
 
-fn machine(db: &Db, options: &OpenOptions) -> Result<()> {
+/// Whether the file comes from another machine and may be taken over.
+fn machine(db: &Db, options: &OpenOptions) -> Result<bool> {
     let was = meta(db, "machine")?.unwrap_or_default();
     if was == options.machine_id {
-        return Ok(());
+        return Ok(false);
     }
     if !options.take_over {
         return Err(StoreError::OtherMachine(format!(
@@ -279,7 +339,7 @@ fn machine(db: &Db, options: &OpenOptions) -> Result<()> {
             options.machine_id
         )));
     }
-    set_meta(db, "machine", &options.machine_id)
+    Ok(true)
 }
 
 pub fn meta(db: &Db, key: &str) -> Result<Option<String>> {
