@@ -191,6 +191,12 @@ impl Sched {
             self.give_up(id, ErrorKind::Gone, words);
             return Some(Started::Aside);
         }
+        if source.phase.is_trash() {
+            let title = source.title();
+            let words = format!("its source was deleted ({title}); restore that, then retry");
+            self.give_up(id, ErrorKind::Gone, words);
+            return Some(Started::Aside);
+        }
         let source = source.id;
         Some(self.park(id, WaitKey::Source(source)))
     }

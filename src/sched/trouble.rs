@@ -49,7 +49,7 @@ impl Sched {
         let endless = self
             .table
             .get(id)
-            .is_some_and(|o| o.record.phase.is_trash());
+            .is_some_and(|object| is_endless(object.record.phase));
         match error.kind {
             ErrorKind::Gone
             | ErrorKind::AlreadyExists
@@ -178,7 +178,7 @@ impl Sched {
                 self.give_up(dependent, ErrorKind::Gone, words);
             }
         }
-        if promised || phase.is_trash() {
+        if promised || is_endless(phase) {
             return;
         }
         self.table.change(id, |record, now| {
@@ -233,7 +233,7 @@ impl Sched {
             return;
         };
         let (hangs, phase) = (object.record.hangs, object.record.phase);
-        if phase.is_trash() {
+        if is_endless(phase) {
             // Never given up; what hangs again and again rests ever longer, also after a restart.
             let wait = doubled(self.policy.retry.base_ms, hangs, self.policy.retry.cap_ms);
             let at = self.now.plus(wait);
@@ -249,6 +249,12 @@ impl Sched {
             self.give_up(id, ErrorKind::Hung, words);
         }
     }
+}
+
+/// What is done for these is done in the background, for ever if need be: they are as wished, or
+/// out of sight.
+fn is_endless(phase: Phase) -> bool {
+    phase.is_trash() || phase == Phase::Ready
 }
 
 /// Says why an object is not as wished.

@@ -49,7 +49,9 @@ pub fn next(object: &Object) -> Work {
         return Work::Nothing;
     }
     // A source that somebody was promised a copy of is made first, and deleted afterwards.
-    let wish = if object.pinned && !is_live(record) {
+    // One that is in the trash already isn't: its dependents came too late.
+    let promised = object.pinned && !record.phase.is_trash();
+    let wish = if promised && !is_live(record) {
         Wish::Present
     } else {
         record.wish
@@ -57,7 +59,7 @@ pub fn next(object: &Object) -> Work {
     match (wish, record.id) {
         (Wish::Present, ObjectId::Volume(_)) => volume_present(record),
         (Wish::Present, ObjectId::Snapshot(_)) => snapshot_present(record),
-        (Wish::Absent, _) if object.pinned => Work::Nothing,
+        (Wish::Absent, _) if promised => Work::Nothing,
         (Wish::Absent, ObjectId::Volume(_)) => volume_absent(object),
         (Wish::Absent, ObjectId::Snapshot(_)) => snapshot_absent(record),
     }

@@ -68,6 +68,12 @@ pub struct World {
     pub steps: u64,
     pub crashes: u64,
     pub restarts: u64,
+    /// What the pools last said, as far as the scheduler knows.
+    workers: BTreeMap<(String, Lane), usize>,
+    /// The same when an attempt was decided on.
+    workers_at: BTreeMap<u64, usize>,
+    /// The largest bound on abandoned threads so far.
+    held_max: usize,
     trace: bool,
     ticks: u64,
     ticked_at: u64,
@@ -103,6 +109,9 @@ impl World {
             steps: 0,
             crashes: 0,
             restarts: 0,
+            workers: BTreeMap::new(),
+            workers_at: BTreeMap::new(),
+            held_max: 0,
             ticks: 0,
             ticked_at: 0,
             trace: std::env::var_os("VOLWARD_SIM_TRACE").is_some(),
@@ -236,6 +245,7 @@ impl World {
     }
 
     fn reconfigure(&mut self) {
+        self.held_max = 5;
         self.inbox
             .push_back(Event::ConfigChanged(Box::new(self.options.policy.clone())));
         for domain in self.options.domains().collect::<Vec<_>>() {
@@ -308,6 +318,14 @@ impl World {
             if self.trace {
                 println!("{} {event:?}", self.now);
             }
+            if let Event::LaneChanged {
+                domain,
+                lane,
+                workers,
+            } = &event
+            {
+                self.workers.insert((domain.clone(), *lane), *workers);
+            }
             taken.push(event);
             self.steps += 1;
             for command in self.sched.step(self.wall(), stepped) {
@@ -319,6 +337,11 @@ impl World {
                         open.insert(id, None);
                     }
                     Command::Reply { answer, .. } => replies.push(*answer),
+                    Command::Dispatch(job) => {
+                        let workers = self.workers[&(job.domain.clone(), job.lane)];
+                        self.workers_at.insert(job.attempt, workers);
+                        later.push(Command::Dispatch(job));
+                    }
                     other => later.push(other),
                 }
             }
@@ -430,7 +453,13 @@ impl World {
             );
         }
         let bounds = &self.options.policy.domains[&job.domain];
-        let (workers, max) = (bounds.threads(job.lane), bounds.abandoned_max(job.lane));
+        let pool = (job.domain.clone(), job.lane);
+        let workers = self
+            .workers
+            .get(&pool)
+            .copied()
+            .unwrap_or(bounds.threads(job.lane));
+        let max = self.held_max.max(bounds.abandoned_max(job.lane));
         self.checker
             .dispatched(&job, self.store.get(&job.object), workers, max);
         let attempt = job.attempt;
@@ -582,7 +611,9 @@ impl World {
                 let extent = self.options.some_extent(&mut self.dice);
                 let call = self.calls.get_mut(&attempt).expect("just listed");
                 call.answer = Some(Error::of_errno(108, "model", "fenced off"));
-                call.extent = extent;
+                if call.done.is_none() {
+                    call.extent = extent;
+                }
                 self.plan(30, Happening::CallEnds(attempt));
             }
         }
@@ -642,6 +673,13 @@ impl World {
         self.process += 1;
         self.inbox.clear();
         self.abandoned.clear();
+        for (name, bounds) in &self.options.policy.domains {
+            for lane in Lane::ALL {
+                self.workers
+                    .insert((name.clone(), lane), bounds.threads(lane));
+            }
+        }
+        self.held_max = 0;
         self.wake_at = None;
         self.restart_asked = false;
         self.agenda.retain(|_, what| {
