@@ -303,6 +303,7 @@ impl World {
         let mut later = Vec::new();
         let mut taken = Vec::new();
         let mut replies = Vec::new();
+        let workers_before = self.workers.clone();
         for _ in 0..self.options.batch_max {
             let Some(event) = self.inbox.pop_front() else {
                 break;
@@ -348,6 +349,7 @@ impl World {
         }
         if !self.healed && self.dice.chance(self.options.commit_fails) {
             self.sched.rollback();
+            self.workers = workers_before;
             // Requests are answered with 503; everything else is stepped again.
             taken.retain(|event| !matches!(event, Event::Request { .. }));
             for event in taken.into_iter().rev() {
