@@ -455,12 +455,7 @@ impl World {
             );
         }
         let bounds = &self.options.policy.domains[&job.domain];
-        let pool = (job.domain.clone(), job.lane);
-        let workers = self
-            .workers
-            .get(&pool)
-            .copied()
-            .unwrap_or(bounds.threads(job.lane));
+        let workers = self.workers_at[&job.attempt];
         let max = self.held_max.max(bounds.abandoned_max(job.lane));
         self.checker
             .dispatched(&job, self.store.get(&job.object), workers, max);
