@@ -537,20 +537,19 @@ impl Table {
     fn contribute_waiting(&mut self, object: &Object, plus: bool) {
         let record = &object.record;
         let id = record.id;
+        // Whatever else keeps it from going: what it waits for must be able to wake it.
+        if let Some(key) = object.parked {
+            put(self.waiting.entry(key).or_default(), id, plus);
+            drop_empty(&mut self.waiting, &key);
+        }
         let step = match work::next(object) {
             Work::Nothing => return,
-            Work::Vanish => {
-                put(&mut self.vanish, id, plus);
-                return;
-            }
+            Work::Vanish => return put(&mut self.vanish, id, plus),
             Work::Step(step) => step,
         };
         if let Some(at) = object.wait_until {
             put(&mut self.timers, (at, id), plus);
-        } else if let Some(key) = object.parked {
-            put(self.waiting.entry(key).or_default(), id, plus);
-            drop_empty(&mut self.waiting, &key);
-        } else {
+        } else if object.parked.is_none() {
             let pool = (record.place.domain.clone(), work::lane(object, step));
             let queue = self.queues.entry(pool).or_default();
             let queue = queue.0.entry(Class::of(step)).or_default();
