@@ -194,7 +194,21 @@ impl Table {
     pub fn load(&mut self, records: Vec<Record>, counts: BTreeMap<(&'static str, Phase), u64>) {
         self.counts = counts;
         for record in records {
+            let (id, written_at) = (record.id, record.updated_at);
             self.attach(record);
+            self.mend_times(id, written_at);
+        }
+    }
+
+    /// The clock may have been set back since the record was written: waits keep their length.
+    fn mend_times(&mut self, id: ObjectId, written_at: Millis) {
+        let now = self.now;
+        if written_at > now {
+            self.touch(id, |object| {
+                let left = |at: Millis| now.plus(at.since(written_at));
+                object.wait_until = object.wait_until.map(left);
+                object.idle_since = object.idle_since.min(now);
+            });
         }
     }
 
