@@ -226,9 +226,6 @@ fn connect_and_probe_are_hit_as_well() {
     let connect = || backend.connect("fast", Lane::Create, &ctl);
     assert_eq!(connect().err().unwrap().kind, ErrorKind::Unreachable);
     let mut session = connect().unwrap();
-    assert_eq!(
-        session.probe(&ctl).unwrap_err().kind,
-        ErrorKind::Transient
-    );
+    assert_eq!(session.probe(&ctl).unwrap_err().kind, ErrorKind::Transient);
     assert!(session.probe(&ctl).unwrap().contains_key("pool"));
 }
