@@ -4,6 +4,10 @@
 //! is already there, and says what it found or did. Methods may block for ever: the caller runs
 //! them on a thread that it can afford to lose.
 
+pub mod faults;
+pub mod file;
+pub mod sim;
+
 use crate::model::{ErrorKind, Known, Lane, Millis, Record, Step};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -191,6 +195,24 @@ pub trait Backend: Send + Sync {
     /// the pool must not share anything with it. Called by the watchdog: must not block.
     fn retire(&self, domain: &str, lane: Lane) {
         let _ = (domain, lane);
+    }
+}
+
+impl<B: Backend + ?Sized> Backend for Arc<B> {
+    fn caps(&self) -> Caps {
+        (**self).caps()
+    }
+
+    fn connect(&self, domain: &str, lane: Lane, ctl: &dyn Ctl) -> Result<Box<dyn Session>> {
+        (**self).connect(domain, lane, ctl)
+    }
+
+    fn recover_abandoned(&self, domain: &str) -> Result<usize> {
+        (**self).recover_abandoned(domain)
+    }
+
+    fn retire(&self, domain: &str, lane: Lane) {
+        (**self).retire(domain, lane);
     }
 }
 
