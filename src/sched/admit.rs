@@ -29,10 +29,16 @@ impl Sched {
             return Err(refuse(Why::Limit, words));
         }
         self.check_backlog(&place.domain, Lane::Create)?;
+        let class_qos = self
+            .policy
+            .classes
+            .get(&place.class)
+            .and_then(|class| class.qos)
+            .filter(|_| self.policy.caps.qos);
         let body = VolumeBody {
             size_bytes,
             source,
-            qos: new.qos,
+            qos: new.qos.or(class_qos),
             encryption: new.encryption,
             encrypted: false,
             request: new.request,

@@ -272,7 +272,7 @@ fn policy(dice: &mut Dice) -> Policy {
             namespace: None,
             identity: None,
         };
-        classes.insert(name.clone(), ClassPolicy { place });
+        classes.insert(name.clone(), ClassPolicy { place, qos: None });
         domains.insert(name, bounds);
     }
     let clone_depth = u32::try_from(dice.between(1, 4)).expect("small");
