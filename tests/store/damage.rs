@@ -101,6 +101,34 @@ fn overwritten_pages_are_found_at_open() {
     has(&error.to_string(), &["state.db", "volward rebuild"]);
 }
 
+/// Where nothing is read at open, the check of the pages finds it.
+#[test]
+fn an_overwritten_page_of_the_event_log_is_found_at_open() {
+    let dir = Dir::new();
+    let mut store = open(&dir).unwrap();
+    commit(&mut store, |store| {
+        for at in 0..500 {
+            store.log(&entry("volume/a", at)).unwrap();
+        }
+    });
+    drop(store);
+    let conn = Connection::open(dir.state()).unwrap();
+    let sql =
+        "SELECT pageno FROM dbstat WHERE name = 'event' AND pagetype = 'leaf' LIMIT 1 OFFSET 2";
+    let page: u64 = conn
+        .query_row(sql, [], |row| row.get::<_, u32>(0))
+        .unwrap()
+        .into();
+    conn.close().unwrap();
+    let mut file = fs::File::options().write(true).open(dir.state()).unwrap();
+    file.seek(SeekFrom::Start((page - 1) * 4096)).unwrap();
+    file.write_all(&[0xAB; 4096]).unwrap();
+    drop(file);
+    let error = open(&dir).unwrap_err();
+    assert!(matches!(error, StoreError::Damaged(_)), "{error:?}");
+    has(&error.to_string(), &["state.db", "volward rebuild"]);
+}
+
 /// The file is too big to be checked at open: the damage shows where it is read, as an error.
 #[test]
 fn overwritten_pages_of_a_big_file_are_an_error_where_they_are_read() {

@@ -283,12 +283,18 @@ fn classes_in_use_follow_every_change() {
     let fast = |n| ("fast".to_owned(), "pool-fast".to_owned(), None, n);
     let tenant = Some("tenant".to_owned());
     let slow_1 = ("slow".to_owned(), "pool-slow".to_owned(), tenant, 1);
-    assert_eq!(used(&store), [fast(2), slow_1]);
+    assert_eq!(used(&store), [fast(2), slow_1.clone()]);
     commit(&mut store, |store| {
         store.remove(slow.id).unwrap();
         store.remove(ObjectId::Volume(uid(2))).unwrap();
     });
     assert_eq!(used(&store), [fast(1)]);
+    // The same phase in another place: it is counted there.
+    let mut moved = volume(1, "a", Phase::Ready);
+    moved.place = slow.place;
+    commit(&mut store, |store| store.put(&moved)).unwrap();
+    assert_eq!(used(&store), [slow_1]);
+    store.check().unwrap();
 }
 
 #[test]
