@@ -146,12 +146,6 @@ pub fn look(path: &Path) -> Result<()> {
         .open(path)
         .map_err(|error| fail(&error))?;
     let meta = file.metadata().map_err(|error| fail(&error))?;
-    if !meta.is_file() {
-        let file = path.display();
-        return Err(StoreError::NotAStore(format!(
-            "state file {file} is no regular file; set `store.path` to another one"
-        )));
-    }
     if meta.len() == 0 {
         return Err(damaged(
             path,
@@ -224,6 +218,13 @@ pub fn settle_path(path: &Path) -> Result<PathBuf> {
     let doing = "looking for its directory";
     let fail = |error: std::io::Error| of_io(&error, path, doing);
     if let Ok(whole) = std::fs::canonicalize(path) {
+        // Before anything else, so that not even a lock file is left beside it.
+        if !std::fs::metadata(&whole).map_err(fail)?.is_file() {
+            let file = path.display();
+            return Err(StoreError::NotAStore(format!(
+                "state file {file} is no regular file; set `store.path` to another one"
+            )));
+        }
         return Ok(whole);
     }
     let Some(name) = path.file_name() else {

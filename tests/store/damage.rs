@@ -81,8 +81,11 @@ fn what_is_no_state_file_is_refused_and_not_touched() {
         refused(&other, &["another program", "store.path"]);
     }
 
-    let error = Store::open(dir.path(), &options()).unwrap_err();
+    let folder = dir.path().join("folder");
+    fs::create_dir(&folder).unwrap();
+    let error = Store::open(&folder, &options()).unwrap_err();
     assert!(matches!(error, StoreError::NotAStore(_)), "{error:?}");
+    assert!(!dir.path().join("folder.lock").exists());
     let error = Store::open(&text.join("state.db"), &options()).unwrap_err();
     assert!(matches!(error, StoreError::NotAStore(_)), "{error:?}");
 }
