@@ -34,9 +34,9 @@ pub const PAGE_MAX: usize = 1000;
 /// Beyond this many bytes the log (-wal) is written back even if readers have to be waited for
 /// (at most [`LOG_WAIT`]); SQLite itself only tries when nobody reads.
 const LOG_MAX_BYTES: u64 = 64 << 20;
-const LOG_WAIT: Duration = Duration::from_millis(100);
+const LOG_WAIT: Duration = Duration::from_millis(50);
 /// Not at every commit: where it doesn't help, it would only cost time.
-const LOG_TRY_EVERY: u32 = 256;
+const LOG_TRY_EVERY: u32 = 128;
 
 /// How to open a state file.
 #[derive(Debug, Clone)]

@@ -260,10 +260,9 @@ fn scan(db: &Db, sql: &'static Sql, scan: &Scan<'_>) -> Result<Page> {
     let group_column = if sql.kind == VOLUME.kind { 5 } else { 6 };
     let phase = scan.phase.map(Phase::as_str);
     let (text, key) = match (scan.group, phase) {
-        // Most objects are ready: any class or volume is narrower than that.
-        (Some(group), None | Some("ready")) => (sql.scan_group, Some(group)),
-        (_, Some(phase)) => (sql.scan_phase, Some(phase)),
-        (None, None) => (sql.scan, None),
+        (_, Some(phase)) if phase != "ready" => (sql.scan_phase, Some(phase)),
+        (Some(group), _) => (sql.scan_group, Some(group)),
+        (None, _) => (sql.scan, None),
     };
     let limit = scan.limit.clamp(1, PAGE_MAX);
     let after = scan.after.map_or("", Name::as_str);

@@ -20,6 +20,7 @@ pub struct Sql {
     owner: &'static str,
     displace: &'static str,
     touch: &'static str,
+    step: &'static str,
     update: &'static str,
     insert: &'static str,
     delete: &'static str,
@@ -52,6 +53,11 @@ macro_rules! statements {
                 "UPDATE ",
                 $table,
                 " SET labels = ?2, json = ?3 WHERE id = ?1"
+            ),
+            step: concat!(
+                "UPDATE ",
+                $table,
+                " SET labels = ?2, json = ?3, phase = ?4, settled = ?5 WHERE id = ?1"
             ),
             update: concat!(
                 "UPDATE ",
@@ -98,7 +104,7 @@ macro_rules! statements {
                 $table,
                 " INDEXED BY ",
                 $table,
-                "_phase WHERE named = 1 AND phase = ?2 AND name > ?1 ",
+                "_phase WHERE named = 1 AND phase <> 'ready' AND phase = ?2 AND name > ?1 ",
                 "ORDER BY name"
             ),
             scan_group: concat!(
@@ -168,6 +174,15 @@ impl Columns {
         }
     }
 
+    fn differs_in_phase_only(&self, new: &Columns) -> bool {
+        self.named == new.named
+            && self.name == new.name
+            && self.spot == new.spot
+            && self.source == new.source
+            && self.source_image == new.source_image
+            && self.of_volume == new.of_volume
+    }
+
     fn key(&self, kind: &'static str) -> Key {
         Key {
             kind,
@@ -179,7 +194,7 @@ impl Columns {
 
 /// Stores a record in the open transaction, new or changed.
 pub fn put(db: &Db, pending: &mut Pending, record: &Record) -> Result<()> {
-    let (sql, doing) = (Sql::of(record.id), "writing a record");
+    let sql = Sql::of(record.id);
     if record.volume().is_some() != matches!(record.id, ObjectId::Volume(_)) {
         let title = record.title();
         return Err(StoreError::Internal(format!(
@@ -195,56 +210,88 @@ pub fn put(db: &Db, pending: &mut Pending, record: &Record) -> Result<()> {
     let new = Columns::of(record);
     let old = find(db, sql, record.id)?;
     pending.displaced.remove(&record.id);
-    if let Some((id, old)) = &old
-        && *old == new
-    {
-        return db
-            .conn
-            .prepare_cached(sql.touch)
-            .and_then(|mut touch| touch.execute(params![id, labels, json]))
-            .map(drop)
-            .at(&db.path, doing);
+    match &old {
+        // Most writes change no column or move on by a phase: the other indexes are left alone.
+        Some((id, old)) if *old == new => {
+            execute(db, sql.touch, params![id, labels, json])?;
+        }
+        Some((id, old)) if old.differs_in_phase_only(&new) => {
+            let phase = new.phase.as_str();
+            execute(db, sql.step, params![id, labels, json, phase, new.settled])?;
+        }
+        Some((id, _)) => {
+            take_name(db, sql, pending, record, &new)?;
+            write(db, sql.update, id, (labels, json), &new)?;
+        }
+        None => {
+            take_name(db, sql, pending, record, &new)?;
+            write(
+                db,
+                sql.insert,
+                &record.id.uid().to_string(),
+                (labels, json),
+                &new,
+            )?;
+        }
     }
-    if new.named {
-        take_name(db, sql, pending, record)?;
+    let old = old.map(|(_, old)| old.key(sql.kind));
+    let new = new.key(sql.kind);
+    if old.as_ref() != Some(&new) {
+        if let Some(old) = old {
+            *pending.deltas.entry(old).or_default() -= 1;
+        }
+        *pending.deltas.entry(new).or_default() += 1;
     }
-    let uid = record.id.uid().to_string();
-    let (text, id): (&str, &dyn rusqlite::ToSql) = match &old {
-        Some((id, _)) => (sql.update, id),
-        None => (sql.insert, &uid),
-    };
-    let spot = &new.spot;
-    db.conn
-        .prepare_cached(text)
-        .and_then(|mut write| {
-            write.execute(params![
-                id,
-                labels,
-                json,
-                new.name,
-                new.named,
-                new.phase.as_str(),
-                spot.class,
-                spot.domain,
-                spot.root,
-                spot.namespace,
-                new.settled,
-                new.source,
-                new.source_image,
-                new.of_volume
-            ])
-        })
-        .at(&db.path, doing)?;
-    if let Some((_, old)) = old {
-        *pending.deltas.entry(old.key(sql.kind)).or_default() -= 1;
-    }
-    *pending.deltas.entry(new.key(sql.kind)).or_default() += 1;
     Ok(())
 }
 
+/// Writes all columns; `id` is the row of an update, the uid of an insert.
+fn write(
+    db: &Db,
+    text: &str,
+    id: &dyn rusqlite::ToSql,
+    (labels, json): (Option<String>, String),
+    new: &Columns,
+) -> Result<()> {
+    let all = params![
+        id,
+        labels,
+        json,
+        new.name,
+        new.named,
+        new.phase.as_str(),
+        new.spot.class,
+        new.spot.domain,
+        new.spot.root,
+        new.spot.namespace,
+        new.settled,
+        new.source,
+        new.source_image,
+        new.of_volume
+    ];
+    execute(db, text, all)
+}
+
+fn execute(db: &Db, sql: &str, params: impl Params) -> Result<()> {
+    db.conn
+        .prepare_cached(sql)
+        .and_then(|mut statement| statement.execute(params))
+        .map(drop)
+        .at(&db.path, "writing a record")
+}
+
 /// Takes the name from whoever else has it; that one must be written in the same transaction.
-fn take_name(db: &Db, sql: &Sql, pending: &mut Pending, record: &Record) -> Result<()> {
+fn take_name(
+    db: &Db,
+    sql: &Sql,
+    pending: &mut Pending,
+    record: &Record,
+    new: &Columns,
+) -> Result<()> {
     let doing = "writing a record";
+    if !new.named {
+        return Ok(());
+    }
     let owner: Option<(i64, String)> = db
         .conn
         .prepare_cached(sql.owner)

@@ -17,7 +17,7 @@ use std::time::Duration;
 pub const SCHEMA: u64 = 1;
 
 /// `volume` and `snapshot` have the same columns. `named` is 1 for what owns its name: all but
-/// the trash. `source` is the object that a volume was made from, `source_image` the image
+/// the trash. The index by phase is without what is ready, so it stays small. `source` is the object that a volume was made from, `source_image` the image
 /// beneath; `of_volume` the volume of a snapshot, by name.
 const OBJECTS: &str = "
 CREATE TABLE KIND (
@@ -27,7 +27,7 @@ CREATE TABLE KIND (
     of_volume TEXT, labels TEXT, json TEXT NOT NULL) STRICT;
 CREATE UNIQUE INDEX KIND_uid ON KIND (uid);
 CREATE UNIQUE INDEX KIND_name ON KIND (name) WHERE named = 1;
-CREATE INDEX KIND_phase ON KIND (phase, name) WHERE named = 1;
+CREATE INDEX KIND_phase ON KIND (phase, name) WHERE named = 1 AND phase <> 'ready';
 CREATE INDEX KIND_unsettled ON KIND (uid) WHERE settled = 0;
 ";
 
@@ -146,12 +146,6 @@ pub fn look(path: &Path) -> Result<()> {
         .open(path)
         .map_err(|error| fail(&error))?;
     let meta = file.metadata().map_err(|error| fail(&error))?;
-    if !meta.is_file() {
-        let file = path.display();
-        return Err(StoreError::NotAStore(format!(
-            "state file {file} is no regular file; set `store.path` to another one"
-        )));
-    }
     if meta.len() == 0 {
         return Err(damaged(
             path,
@@ -224,6 +218,13 @@ pub fn settle_path(path: &Path) -> Result<PathBuf> {
     let doing = "looking for its directory";
     let fail = |error: std::io::Error| of_io(&error, path, doing);
     if let Ok(whole) = std::fs::canonicalize(path) {
+        // Before anything else, so that not even a lock file is left beside it.
+        if !std::fs::metadata(&whole).map_err(fail)?.is_file() {
+            let file = path.display();
+            return Err(StoreError::NotAStore(format!(
+                "state file {file} is no regular file; set `store.path` to another one"
+            )));
+        }
         return Ok(whole);
     }
     let Some(name) = path.file_name() else {

@@ -81,8 +81,11 @@ fn what_is_no_state_file_is_refused_and_not_touched() {
         refused(&other, &["another program", "store.path"]);
     }
 
-    let error = Store::open(dir.path(), &options()).unwrap_err();
+    let folder = dir.path().join("folder");
+    fs::create_dir(&folder).unwrap();
+    let error = Store::open(&folder, &options()).unwrap_err();
     assert!(matches!(error, StoreError::NotAStore(_)), "{error:?}");
+    assert!(!dir.path().join("folder.lock").exists());
     let error = Store::open(&text.join("state.db"), &options()).unwrap_err();
     assert!(matches!(error, StoreError::NotAStore(_)), "{error:?}");
 }
@@ -95,6 +98,34 @@ fn overwritten_pages_are_found_at_open() {
     let mut file = fs::File::options().write(true).open(dir.state()).unwrap();
     file.seek(SeekFrom::Start(len / 2 / 4096 * 4096)).unwrap();
     file.write_all(&[0xAB; 8192]).unwrap();
+    drop(file);
+    let error = open(&dir).unwrap_err();
+    assert!(matches!(error, StoreError::Damaged(_)), "{error:?}");
+    has(&error.to_string(), &["state.db", "volward rebuild"]);
+}
+
+/// Where nothing is read at open, the check of the pages finds it.
+#[test]
+fn an_overwritten_page_of_the_event_log_is_found_at_open() {
+    let dir = Dir::new();
+    let mut store = open(&dir).unwrap();
+    commit(&mut store, |store| {
+        for at in 0..500 {
+            store.log(&entry("volume/a", at)).unwrap();
+        }
+    });
+    drop(store);
+    let conn = Connection::open(dir.state()).unwrap();
+    let sql =
+        "SELECT pageno FROM dbstat WHERE name = 'event' AND pagetype = 'leaf' LIMIT 1 OFFSET 2";
+    let page: u64 = conn
+        .query_row(sql, [], |row| row.get::<_, u32>(0))
+        .unwrap()
+        .into();
+    conn.close().unwrap();
+    let mut file = fs::File::options().write(true).open(dir.state()).unwrap();
+    file.seek(SeekFrom::Start((page - 1) * 4096)).unwrap();
+    file.write_all(&[0xAB; 4096]).unwrap();
     drop(file);
     let error = open(&dir).unwrap_err();
     assert!(matches!(error, StoreError::Damaged(_)), "{error:?}");
@@ -286,7 +317,7 @@ fn an_older_schema_is_migrated() {
         let mut store = open(&dir).unwrap();
         assert_eq!(store.instance(), "old");
         for record in &records {
-            assert_eq!(&store.fetch(&[record.id]).unwrap(), &[record.clone()]);
+            assert_eq!(store.fetch(&[record.id]).unwrap().first(), Some(record));
         }
         let owner = store.volume_named(&name("a")).unwrap().unwrap();
         assert_eq!(owner.id.uid(), uid(1));

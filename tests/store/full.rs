@@ -40,29 +40,28 @@ impl Drop for Small {
 /// Writes until it says that the disk is full; returns how many transactions were committed.
 fn fill(store: &mut Store) -> u64 {
     for n in 0..100_000 {
-        store.begin().unwrap();
-        let mut failed = None;
-        for part in 0..4 {
-            let id = n * 4 + part;
-            let record = volume(id, &format!("v{id}"), Phase::Ready);
-            if let Err(error) = store.put(&record) {
-                failed = Some(error);
-                break;
-            }
-        }
-        if failed.is_none() && store.log(&entry("daemon", n)).is_ok() && store.commit().is_ok() {
-            continue;
-        }
-        if let Some(error) = failed {
+        if let Err(error) = one(store, n) {
             assert!(matches!(error, StoreError::Full(_)), "{error:?}");
-            // Nothing more gets into the broken transaction.
-            let more = store.put(&volume(1_000_000, "more", Phase::Ready));
-            assert_eq!(more, Err(error.clone()));
-            assert_eq!(store.commit(), Err(error));
+            return n;
         }
-        return n;
     }
     panic!("it never got full");
+}
+
+/// One transaction: four volumes and an event.
+fn one(store: &mut Store, n: u64) -> Result<(), StoreError> {
+    store.begin().unwrap();
+    let written = (n * 4..n * 4 + 4)
+        .try_for_each(|id| store.put(&volume(id, &format!("v{id}"), Phase::Ready)))
+        .and_then(|()| store.log(&entry("daemon", n)));
+    if let Err(error) = written {
+        // Nothing more gets into the broken transaction, and it can't be committed.
+        let more = store.put(&volume(1_000_000, "more", Phase::Ready));
+        assert_eq!(more, Err(error.clone()));
+        assert_eq!(store.commit(), Err(error.clone()));
+        return Err(error);
+    }
+    store.commit()
 }
 
 /// Nothing of the failed transaction is there, all of the others is, and reading goes on.
@@ -152,14 +151,19 @@ fn a_file_at_its_limit_loses_nothing_and_goes_on_when_that_is_raised() {
         }
     });
     commit(&mut store, |store| {
-        for n in 0..40 {
-            store
-                .put(&volume(n, &format!("v{n}"), Phase::Ready))
-                .unwrap();
+        for n in 0..10 {
+            let record = volume(n, &format!("v{n}"), Phase::Ready);
+            store.put(&record).unwrap();
         }
     });
     drop(store);
     let mut store = open(&dir).unwrap();
+    commit(&mut store, |store| {
+        for n in 10..40 {
+            let record = volume(n, &format!("v{n}"), Phase::Ready);
+            store.put(&record).unwrap();
+        }
+    });
     whole(&store, committed);
     goes_on(&mut store, committed);
 }

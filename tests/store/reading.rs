@@ -3,6 +3,7 @@
 use super::rows::{Dir, commit, entry, name, open, place, snapshot, uid, volume};
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 use volward::model::{Name, ObjectId, Phase, Uid};
 use volward::store::{EventQuery, Reader, SCAN_MAX, SnapshotQuery, Store, VolumeQuery};
 
@@ -274,4 +275,48 @@ fn churn(store: &mut Store, round: u64) {
             store.put(&volume(n, &format!("k{n:04}"), touched)).unwrap();
         }
     });
+}
+
+/// Readers that overlap for ever keep SQLite from starting its log anew; the store does it then.
+#[test]
+fn the_log_stays_bounded_under_overlapping_readers() {
+    let dir = Dir::new();
+    let mut store = open(&dir).unwrap();
+    let mut record = volume(1, "a", Phase::Ready);
+    commit(&mut store, |store| store.put(&record)).unwrap();
+    let stop = AtomicBool::new(false);
+    let peak = std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            let mut held = snapshot_of(&dir);
+            while !stop.load(Ordering::Relaxed) {
+                // Old by a commit, or by as long as a slow reader takes; and the next one is
+                // there before it goes.
+                std::thread::park_timeout(Duration::from_millis(10));
+                held = snapshot_of(&dir);
+            }
+            drop(held);
+        });
+        let mut peak = 0;
+        // 150 MiB of log in all; the bound is 64 MiB, looked at every 128 commits (32 MiB).
+        for n in 0..600 {
+            record.message = Some(["x", "y"][n % 2].repeat(256 << 10));
+            commit(&mut store, |store| store.put(&record)).unwrap();
+            reader.thread().unpark();
+            let log = dir.path().join("state.db-wal").metadata().unwrap();
+            peak = peak.max(log.len() >> 20);
+        }
+        stop.store(true, Ordering::Relaxed);
+        peak
+    });
+    assert!(peak < 140, "{peak} MiB of log");
+    store.check().unwrap();
+}
+
+/// A connection in the middle of reading.
+fn snapshot_of(dir: &Dir) -> rusqlite::Connection {
+    let flags = rusqlite::OpenFlags::SQLITE_OPEN_READ_ONLY;
+    let conn = rusqlite::Connection::open_with_flags(dir.state(), flags).unwrap();
+    conn.execute_batch("BEGIN; SELECT count(*) FROM volume;")
+        .unwrap();
+    conn
 }

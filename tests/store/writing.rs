@@ -62,7 +62,7 @@ fn what_is_put_comes_back_after_a_restart() {
     assert_eq!(store.meta("seed").unwrap().as_deref(), Some("17"));
     assert_eq!(store.findings().unwrap().len(), 1);
     for record in all {
-        assert_eq!(&store.fetch(&[record.id]).unwrap(), &[record.clone()]);
+        assert_eq!(store.fetch(&[record.id]).unwrap().first(), Some(record));
     }
     store.check().unwrap();
 }
@@ -124,7 +124,7 @@ fn children_are_found_by_image_and_by_snapshot() {
     assert_eq!(store.children_of(base, 2).unwrap().len(), 2);
     // For users, only what isn't in the trash, and only that snapshot's.
     let reader = store.reader().unwrap();
-    assert_eq!(reader.children(snap).unwrap(), [child.name.clone()]);
+    assert_eq!(reader.children(snap).unwrap(), [name("child")]);
     // A volume that was made from nothing any more is nobody's child.
     let mut free = child;
     free.volume_mut().unwrap().source = None;
@@ -283,12 +283,18 @@ fn classes_in_use_follow_every_change() {
     let fast = |n| ("fast".to_owned(), "pool-fast".to_owned(), None, n);
     let tenant = Some("tenant".to_owned());
     let slow_1 = ("slow".to_owned(), "pool-slow".to_owned(), tenant, 1);
-    assert_eq!(used(&store), [fast(2), slow_1]);
+    assert_eq!(used(&store), [fast(2), slow_1.clone()]);
     commit(&mut store, |store| {
         store.remove(slow.id).unwrap();
         store.remove(ObjectId::Volume(uid(2))).unwrap();
     });
     assert_eq!(used(&store), [fast(1)]);
+    // The same phase in another place: it is counted there.
+    let mut moved = volume(1, "a", Phase::Ready);
+    moved.place = slow.place;
+    commit(&mut store, |store| store.put(&moved)).unwrap();
+    assert_eq!(used(&store), [slow_1]);
+    store.check().unwrap();
 }
 
 #[test]
