@@ -5,3 +5,11 @@
 pub mod model;
 
 pub mod backend;
+
+pub mod clock;
+pub mod heartbeat;
+pub mod pool;
+pub mod slot;
+pub mod spawn;
+mod sync;
+pub mod watchdog;
