@@ -168,6 +168,11 @@ impl Shared {
         })
     }
 
+    /// Whether `limits.threads` is reached.
+    pub(crate) fn is_full(&self) -> bool {
+        self.threads.load(Ordering::Acquire) >= self.threads_max.load(Ordering::Relaxed)
+    }
+
     fn thread_ended(&self) {
         self.threads.fetch_sub(1, Ordering::AcqRel);
     }

@@ -4,6 +4,7 @@
 //! while nothing runs it sleeps until then. While something runs it looks at least once a second,
 //! so that it notices when the process was stopped: see `PAUSE_MS`.
 
+mod plan;
 mod systemd;
 mod waker;
 
@@ -198,13 +199,19 @@ impl Watch {
         }
         let due = self.graced(seat.slot.due(seen));
         if now_ms >= due.abandon_ms {
-            return match pool.give_up(seat, seen) {
-                Given::Up => {
-                    self.replace(pool, seat, seen, due, now_ms);
+            let verdict = lock(&seat.verdict);
+            let given = pool.give_up(seat, seen);
+            if matches!(given, Given::Up) {
+                self.replace(pool, seat, seen, due, now_ms);
+            }
+            drop(verdict);
+            return match given {
+                Given::Up => None,
+                Given::NoRoom => {
+                    // Looked at again when a thread comes back.
+                    seat.slot.cancel(seen.attempt(), now_ms);
                     None
                 }
-                // Looked at again when a thread comes back.
-                Given::NoRoom => None,
                 Given::Not => Some(now_ms),
             };
         }
@@ -249,8 +256,9 @@ impl Watch {
         let ran_ms = now_ms.saturating_sub(about.started_ms);
         let late_ms = now_ms.saturating_sub(due.abandon_ms);
         log::warn!(
-            "object={:?} attempt={} step={} lane={} domain={} abandoned after {ran_ms} ms: {title}",
-            about.object,
+            "{}={} attempt={} step={} lane={} domain={} abandoned after {ran_ms} ms: {title}",
+            about.object.kind(),
+            about.object.uid(),
             about.attempt,
             about.step.as_str(),
             about.lane.as_str(),
@@ -274,6 +282,10 @@ impl Watch {
             && now_ms < retry_at_ms
         {
             return Some(retry_at_ms);
+        }
+        if self.shared.is_full() {
+            // A thread that ends rings.
+            return None;
         }
         let filled = pool.fill(&self.shared, now_ms);
         pool.tell(&self.shared, &filled);

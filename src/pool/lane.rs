@@ -47,6 +47,9 @@ pub(crate) struct Seat {
     pub(crate) slot: Arc<Slot>,
     /// What the slot runs, in words: written when an attempt begins, never held across a call.
     pub(crate) about: Mutex<Option<(About, String)>>,
+    /// Held by the watchdog from before it gives an attempt up until the loop has been told, and
+    /// taken by the worker before it tells of its late return: the loop hears both in that order.
+    pub(crate) verdict: Mutex<()>,
     id: u64,
 }
 
@@ -76,6 +79,19 @@ struct State {
     last_id: u64,
     retry_at_ms: Option<u64>,
     backoff_ms: u64,
+}
+
+impl State {
+    /// Puts off the next try, unless one is to come anyway.
+    fn back_off(&mut self, now_ms: u64) {
+        if self.retry_at_ms.is_none_or(|at_ms| at_ms <= now_ms) {
+            self.backoff_ms = match self.backoff_ms {
+                0 => SPAWN_BACKOFF_MS,
+                last_ms => (last_ms * 2).min(SPAWN_BACKOFF_MAX_MS),
+            };
+            self.retry_at_ms = Some(now_ms + self.backoff_ms);
+        }
+    }
 }
 
 /// What came of giving up an attempt.
@@ -283,17 +299,15 @@ impl Pool {
                 let mut state = lock(&self.state);
                 state.live -= 1;
                 state.seats.retain(|seat| seat.id != id);
-                let wait_ms = match state.backoff_ms {
-                    0 => SPAWN_BACKOFF_MS,
-                    last_ms => (last_ms * 2).min(SPAWN_BACKOFF_MAX_MS),
-                };
-                state.backoff_ms = wait_ms;
-                state.retry_at_ms = Some(now_ms + wait_ms);
+                if matches!(refusal, Refusal::System(_)) {
+                    state.back_off(now_ms);
+                }
                 return Err(refusal);
             }
             let mut state = lock(&self.state);
             state.ready += 1;
             state.backoff_ms = 0;
+            state.retry_at_ms = None;
             started += 1;
         }
     }
@@ -302,6 +316,7 @@ impl Pool {
         let seat = Arc::new(Seat {
             slot: Arc::default(),
             about: Mutex::default(),
+            verdict: Mutex::default(),
             id,
         });
         lock(&self.state).seats.push(Arc::clone(&seat));

@@ -118,6 +118,7 @@ impl Worker<'_> {
             stays
         } else {
             self.end = End::Abandoned;
+            drop(super::lock(&self.seat.verdict));
             self.shared.report(Report::LateReturn {
                 about,
                 result,
@@ -233,7 +234,8 @@ impl Worker<'_> {
                 ended_at,
                 ran_ms,
             });
-        } else if seen.state() == State::Abandoned {
+        } else if seen.state() == State::Abandoned && self.owes {
+            drop(super::lock(&self.seat.verdict));
             self.shared.report(Report::LateReturn {
                 about,
                 result,
