@@ -33,7 +33,7 @@ pub enum Unavailable {
 pub type Answer = Result<Result<Accepted, Refusal>, Unavailable>;
 
 /// A request on its way to the loop, and what is done with the answer, on the loop's thread.
-pub struct Ask {
+pub(crate) struct Ask {
     /// The wish.
     pub request: Request,
     /// Must not block.
@@ -41,7 +41,7 @@ pub struct Ask {
 }
 
 /// What else is said to the loop.
-pub enum Word {
+pub(crate) enum Word {
     /// The configuration was read again.
     Reload(Box<Config>),
     /// SIGTERM: finish what runs.
@@ -73,6 +73,7 @@ struct Inner {
 }
 
 /// The parts that are what they are from start to end.
+#[allow(missing_debug_implementations)] // nobody prints a running daemon
 pub struct Parts {
     /// All thread pools.
     pub pools: Pools,
@@ -99,12 +100,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Hub {
-    pub(crate) fn new(
-        asks: Sender<Ask>,
-        words: Sender<Word>,
-        config: Config,
-        parts: Parts,
-    ) -> Hub {
+    pub(crate) fn new(asks: Sender<Ask>, words: Sender<Word>, config: Config, parts: Parts) -> Hub {
         Hub(Arc::new(Inner {
             asks,
             words,
@@ -142,7 +138,7 @@ impl Hub {
     }
 
     /// Tells the loop something that isn't a request. False when the loop has ended.
-    pub fn tell(&self, word: Word) -> bool {
+    pub(crate) fn tell(&self, word: Word) -> bool {
         self.0.words.send(word).is_ok()
     }
 

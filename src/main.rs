@@ -10,7 +10,7 @@ fn missing(what: &str) -> Exit {
 
 fn main() -> ExitCode {
     let hooks = Hooks {
-        serve: |_, _| missing("serve"),
+        serve: |args, config| volward::daemon::serve(args, config),
         rebuild: |_, _| missing("rebuild"),
         adopt: |_, _| missing("adopt"),
         doctor: |_| missing("doctor"),

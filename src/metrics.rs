@@ -12,8 +12,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// Seconds from a millisecond to half an hour.
-const BUCKETS_S: [f64; 14] =
-    [0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 2.5, 10.0, 30.0, 120.0, 600.0, 1800.0];
+const BUCKETS_S: [f64; 14] = [
+    0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 2.5, 10.0, 30.0, 120.0, 600.0, 1800.0,
+];
 
 /// All metrics. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -65,7 +66,10 @@ fn counter(registry: &Registry, what: &str, help: &str, labels: &[&str]) -> IntC
 }
 
 fn gauge(registry: &Registry, what: &str, help: &str, labels: &[&str]) -> IntGaugeVec {
-    registered(registry, IntGaugeVec::new(Opts::new(name(what), help), labels))
+    registered(
+        registry,
+        IntGaugeVec::new(Opts::new(name(what), help), labels),
+    )
 }
 
 fn histogram(registry: &Registry, what: &str, help: &str, labels: &[&str]) -> HistogramVec {
@@ -98,14 +102,27 @@ impl Metrics {
         let pool = ["lane", "domain"];
         let gauges = Gauges {
             backlog: gauge(&r, "backlog", "Unmet wishes", &pool),
-            workers: gauge(&r, "workers", "Worker threads", &["lane", "domain", "state"]),
-            abandoned: gauge(&r, "abandoned_threads", "Threads that hang in the backend", &pool),
+            workers: gauge(
+                &r,
+                "workers",
+                "Worker threads",
+                &["lane", "domain", "state"],
+            ),
+            abandoned: gauge(
+                &r,
+                "abandoned_threads",
+                "Threads that hang in the backend",
+                &pool,
+            ),
             breaker: gauge(&r, "breaker_state", "0 closed, 1 half-open, 2 open", &pool),
             objects: gauge(&r, "objects", "Volumes and snapshots", &["kind", "phase"]),
             oldest: registered(
                 &r,
                 GaugeVec::new(
-                    Opts::new(name("oldest_pending_seconds"), "Age of the oldest unmet wish"),
+                    Opts::new(
+                        name("oldest_pending_seconds"),
+                        "Age of the oldest unmet wish",
+                    ),
                     &pool,
                 ),
             ),
@@ -116,7 +133,12 @@ impl Metrics {
                     &["thread"],
                 ),
             ),
-            store_writable: gauge(&r, "store_writable", "Whether the state can be written", &[]),
+            store_writable: gauge(
+                &r,
+                "store_writable",
+                "Whether the state can be written",
+                &[],
+            ),
         };
         let commit = HistogramOpts::new(name("store_commit_seconds"), "Commits of the state file")
             .buckets(BUCKETS_S.to_vec());
@@ -175,28 +197,45 @@ impl Metrics {
     /// A pool said something.
     pub fn reported(&self, report: &Report) {
         match report {
-            Report::Finished { about, result, ran_ms, .. } => {
+            Report::Finished {
+                about,
+                result,
+                ran_ms,
+                ..
+            } => {
                 let (lane, step) = (about.lane.as_str(), about.step.as_str());
                 let labels = [lane, step, outcome(result)];
                 self.0.operations.with_label_values(&labels).inc();
                 let seconds = Duration::from_millis(*ran_ms).as_secs_f64();
-                self.0.operation_seconds.with_label_values(&[lane, step]).observe(seconds);
+                self.0
+                    .operation_seconds
+                    .with_label_values(&[lane, step])
+                    .observe(seconds);
             }
             Report::Abandoned { about, .. } => {
                 let (lane, step) = (about.lane.as_str(), about.step.as_str());
-                self.0.operations.with_label_values(&[lane, step, "Hung"]).inc();
-                self.0.abandoned_total.with_label_values(&[lane, &*about.domain]).inc();
+                self.0
+                    .operations
+                    .with_label_values(&[lane, step, "Hung"])
+                    .inc();
+                self.0
+                    .abandoned_total
+                    .with_label_values(&[lane, &*about.domain])
+                    .inc();
             }
             Report::LateReturn { result, .. } => {
-                self.0.late_returns.with_label_values(&[outcome(result)]).inc();
+                self.0
+                    .late_returns
+                    .with_label_values(&[outcome(result)])
+                    .inc();
             }
-            Report::Probed { recovered: Some(Ok(sessions)), .. } => {
+            Report::Probed {
+                recovered: Some(Ok(sessions)),
+                ..
+            } => {
                 self.0.recovered.inc_by(*sessions as u64);
             }
-            Report::Probed { .. }
-            | Report::LaneChanged { .. }
-            | Report::Spawned { .. }
-            | Report::SpawnFailed { .. } => {}
+            Report::Probed { .. } | Report::Spawned { .. } | Report::SpawnFailed { .. } => {}
         }
     }
 
@@ -204,9 +243,14 @@ impl Metrics {
     pub fn queued(&self, dispatch: &Dispatch, now: Millis) {
         let labels = [dispatch.lane.as_str(), dispatch.step.as_str()];
         let record = &dispatch.record;
-        let ready_at = record.wished_at.max(record.next_attempt_at.unwrap_or_default());
+        let ready_at = record
+            .wished_at
+            .max(record.next_attempt_at.unwrap_or_default());
         let waited = Duration::from_millis(now.since(ready_at)).as_secs_f64();
-        self.0.queue_seconds.with_label_values(&labels).observe(waited);
+        self.0
+            .queue_seconds
+            .with_label_values(&labels)
+            .observe(waited);
     }
 
     /// A batch is durable.
@@ -222,14 +266,19 @@ impl Metrics {
     /// An answer was given.
     pub fn answered(&self, listener: &str, route: &str, code: u16) {
         let route = if route.is_empty() { "other" } else { route };
-        self.0.requests.with_label_values(&[listener, route, &code.to_string()]).inc();
+        self.0
+            .requests
+            .with_label_values(&[listener, route, &code.to_string()])
+            .inc();
     }
 
     /// The text form of everything.
     #[must_use]
     pub fn text(&self) -> String {
         let all = self.0.registry.gather();
-        TextEncoder::new().encode_to_string(&all).unwrap_or_default()
+        TextEncoder::new()
+            .encode_to_string(&all)
+            .unwrap_or_default()
     }
 }
 

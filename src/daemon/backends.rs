@@ -31,11 +31,7 @@ pub fn roots(config: &Config) -> BTreeMap<String, Vec<String>> {
 }
 
 /// Makes the backend; reaches for nothing yet.
-pub fn build(
-    config: &Config,
-    instance: &str,
-    ledger: Arc<dyn Ledger>,
-) -> Result<Built, String> {
+pub fn build(config: &Config, instance: &str, ledger: Arc<dyn Ledger>) -> Result<Built, String> {
     let faults = fault_rules(config)?;
     let backend: SharedBackend = match &config.backend {
         config::Backend::File(file) => {
@@ -51,7 +47,9 @@ pub fn build(
             let made = SimBackend::new(SimConfig {
                 domains: roots(config),
                 instance: instance.to_owned(),
-                latency: latency.map(|(step, ms)| (*step, Duration::from_millis(*ms))).collect(),
+                latency: latency
+                    .map(|(step, ms)| (*step, Duration::from_millis(*ms)))
+                    .collect(),
             });
             wrap(made, faults.as_ref())
         }
@@ -75,9 +73,11 @@ fn rbd_backend(
     _ledger: Arc<dyn Ledger>,
     _faults: Option<&FaultRules>,
 ) -> Result<SharedBackend, String> {
-    Err("backend.kind = \"rbd\": this binary was built without Ceph; build it with \
+    Err(
+        "backend.kind = \"rbd\": this binary was built without Ceph; build it with \
          `cargo build --release --features rbd`, or use \"file\""
-        .to_owned())
+            .to_owned(),
+    )
 }
 
 fn fault_rules(config: &Config) -> Result<Option<FaultRules>, String> {
@@ -85,7 +85,7 @@ fn fault_rules(config: &Config) -> Result<Option<FaultRules>, String> {
         return Ok(None);
     }
     let rules = FaultRules::new(config.faults.seed);
-    let set: RuleSet = serde_json::from_str(&config.faults.body())
+    let set: RuleSet = serde_json::from_value(config.faults.body())
         .map_err(|error| format!("backend.faults.rules: {error}"))?;
     rules.set(set.rules);
     Ok(Some(rules))
@@ -112,7 +112,10 @@ pub fn policy_with(config: &Config, caps: Caps) -> Policy {
             namespace: class.namespace.clone(),
             identity: None,
         };
-        let limits = Qos { iops: class.qos.iops, bytes_per_second: class.qos.bytes_per_second };
+        let limits = Qos {
+            iops: class.qos.iops,
+            bytes_per_second: class.qos.bytes_per_second,
+        };
         let qos = (limits != Qos::default()).then_some(limits);
         (name.clone(), ClassPolicy { place, qos })
     };
@@ -120,7 +123,10 @@ pub fn policy_with(config: &Config, caps: Caps) -> Policy {
     Policy {
         caps,
         classes: config.classes.iter().map(class).collect(),
-        domains: roots(config).into_keys().map(|domain| (domain, bounds)).collect(),
+        domains: roots(config)
+            .into_keys()
+            .map(|domain| (domain, bounds))
+            .collect(),
         import_dirs: config
             .backend
             .import_dirs()

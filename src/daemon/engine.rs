@@ -1,9 +1,9 @@
 //! The loop: batch → step → commit → act.
 
-use crate::hub::ledger::Call;
-use crate::hub::{Answer, Ask, Hub, Unavailable, Word};
 use crate::config::Config;
 use crate::http::park::Key;
+use crate::hub::ledger::Call;
+use crate::hub::{Answer, Ask, Hub, Unavailable, Word};
 use crate::model::{Millis, ObjectId, Record};
 use crate::pool::{Job, ProbeJob, Report};
 use crate::sched::{Command, Dispatch, Event, Lookup, Sched, Ticket};
@@ -61,6 +61,8 @@ pub struct Engine {
     deadlines: crate::config::Deadlines,
     end: Option<End>,
     drain_until: Option<u64>,
+    /// Live workers of each pool, as the scheduler was told last.
+    workers: BTreeMap<(String, crate::model::Lane), usize>,
 }
 
 impl Engine {
@@ -83,6 +85,7 @@ impl Engine {
             deadlines,
             end: None,
             drain_until: None,
+            workers: BTreeMap::new(),
         }
     }
 
@@ -97,7 +100,8 @@ impl Engine {
             }
             self.tidy();
         }
-        self.end.unwrap_or_else(|| unreachable!("the loop ends with an end"))
+        self.end
+            .unwrap_or_else(|| unreachable!("the loop ends with an end"))
     }
 
     fn now_ms(&self) -> u64 {
@@ -145,15 +149,22 @@ impl Engine {
         while events.len() < BATCH
             && let Ok(report) = self.inlets.reports.try_recv()
         {
+            // The scheduler takes the worker off that hangs; what the pool has is told anew.
+            if let Report::Abandoned { about, .. } = &report {
+                self.workers.remove(&(about.domain.to_string(), about.lane));
+            }
             events.extend(self.event_of(report));
         }
+        self.count_workers(&mut events);
         while let Ok(word) = self.inlets.words.try_recv() {
             self.word(word, &mut events);
         }
         let now = self.now();
         if self.wake_at.is_some_and(|at| at <= now) {
             self.wake_at = None;
-            events.push(Event::Tick { progress: self.progress() });
+            events.push(Event::Tick {
+                progress: self.progress(),
+            });
         }
         while events.len() < BATCH
             && let Ok(ask) = self.inlets.asks.try_recv()
@@ -162,14 +173,43 @@ impl Engine {
             let ticket = self.tickets;
             self.replies.insert(ticket, ask.reply);
             let (request, rows) = (Box::new(ask.request), Vec::new());
-            events.push(Event::Request { ticket, request, rows });
+            events.push(Event::Request {
+                ticket,
+                request,
+                rows,
+            });
         }
         events
     }
 
+    /// Pools whose number of live workers isn't what the scheduler was told last.
+    fn count_workers(&mut self, events: &mut Vec<Event>) {
+        for pool in &self.hub.view().lanes {
+            let workers = self
+                .hub
+                .parts()
+                .pools
+                .counts(&pool.domain, pool.lane)
+                .threads;
+            let key = (pool.domain.clone(), pool.lane);
+            if self.workers.get(&key) != Some(&workers) {
+                self.workers.insert(key, workers);
+                let (domain, lane) = (pool.domain.clone(), pool.lane);
+                events.push(Event::LaneChanged {
+                    domain,
+                    lane,
+                    workers,
+                });
+            }
+        }
+    }
+
     fn progress(&self) -> BTreeMap<u64, Millis> {
         let running = self.hub.parts().pools.running();
-        running.into_iter().map(|run| (run.about.attempt, run.progress_at)).collect()
+        running
+            .into_iter()
+            .map(|run| (run.about.attempt, run.progress_at))
+            .collect()
     }
 
     fn event_of(&self, report: Report) -> Option<Event> {
@@ -177,28 +217,46 @@ impl Engine {
         let at = |started_ms: u64| self.hub.parts().began_at.plus(started_ms);
         self.hub.parts().metrics.reported(&report);
         Some(match report {
-            Report::Finished { about, result, .. } => {
-                Event::Finished { attempt: about.attempt, object: about.object, result, rows }
-            }
-            Report::LateReturn { about, result, .. } => {
-                Event::LateReturn { attempt: about.attempt, object: about.object, result, rows }
-            }
-            Report::Abandoned { about, ran_ms, late_ms, .. } => Event::Abandoned {
+            Report::Finished { about, result, .. } => Event::Finished {
+                attempt: about.attempt,
+                object: about.object,
+                result,
+                rows,
+            },
+            Report::LateReturn { about, result, .. } => Event::LateReturn {
+                attempt: about.attempt,
+                object: about.object,
+                result,
+                rows,
+            },
+            Report::Abandoned {
+                about,
+                ran_ms,
+                late_ms,
+                ..
+            } => Event::Abandoned {
                 attempt: about.attempt,
                 object: about.object,
                 started_at: at(about.started_ms),
                 at: at(about.started_ms + ran_ms),
                 deadline_ms: ran_ms.saturating_sub(late_ms),
-                step: if about.connecting { crate::model::Step::Connect } else { about.step },
+                step: if about.connecting {
+                    crate::model::Step::Connect
+                } else {
+                    about.step
+                },
             },
-            Report::Probed { domain, result, .. } => {
-                Event::Probed { domain: domain.to_string(), result }
-            }
-            Report::LaneChanged { domain, lane, workers } => {
-                Event::LaneChanged { domain: domain.to_string(), lane, workers }
-            }
+            Report::Probed { domain, result, .. } => Event::Probed {
+                domain: domain.to_string(),
+                result,
+            },
             Report::Spawned { .. } => return None,
-            Report::SpawnFailed { domain, lane, cause, .. } => {
+            Report::SpawnFailed {
+                domain,
+                lane,
+                cause,
+                ..
+            } => {
                 log::warn!(
                     "domain={domain} lane={} no worker could be started: {cause}",
                     lane.as_str()
@@ -228,9 +286,7 @@ impl Engine {
         for (name, bounds) in &super::backends::policy(&config, &self.hub).domains {
             for lane in crate::model::Lane::ALL {
                 let (threads, max) = (bounds.threads(lane), bounds.abandoned_max(lane));
-                if let Err(error) = self.hub.parts().pools.resize(name, lane, threads, max) {
-                    log::warn!("domain={name} lane={}: {error}", lane.as_str());
-                }
+                self.hub.parts().pools.resize(name, lane, threads, max);
             }
         }
         log::set_max_level(config.log_level);
@@ -256,7 +312,10 @@ impl Engine {
             Err(error) => Err(error),
         };
         let answers: Vec<_> = match &stepped {
-            Ok(()) => calls.iter().map(|call| call.wish.apply(&mut self.store)).collect(),
+            Ok(()) => calls
+                .iter()
+                .map(|call| call.wish.apply(&mut self.store))
+                .collect(),
             Err(_) => Vec::new(),
         };
         let started_ms = std::time::Instant::now();
@@ -276,7 +335,9 @@ impl Engine {
                 self.store_recovered();
                 for (call, answer) in calls.into_iter().zip(answers) {
                     // A session that no longer waits has given up on its own.
-                    let _ = call.answer.try_send(answer.map_err(|error| error.to_string()));
+                    let _ = call
+                        .answer
+                        .try_send(answer.map_err(|error| error.to_string()));
                 }
                 self.act(open);
             }
@@ -385,7 +446,11 @@ impl Engine {
     /// What is done once the batch is durable: one arm per command.
     fn act(&mut self, open: Open) {
         for (seq, entry) in &open.entries {
-            let level = if entry.warning { log::Level::Warn } else { log::Level::Info };
+            let level = if entry.warning {
+                log::Level::Warn
+            } else {
+                log::Level::Info
+            };
             let (object, reason, words) = (&entry.object, &entry.reason, &entry.message);
             log::log!(level, "object={object} reason={reason} event={seq} {words}");
             self.hub.parts().metrics.event(reason);
@@ -431,7 +496,10 @@ impl Engine {
             attempt: dispatch.attempt,
             step: dispatch.step,
             record: Arc::new(*dispatch.record),
-            deadline: Deadline { stall_ms: deadline.stall_ms, total_ms: deadline.total_ms },
+            deadline: Deadline {
+                stall_ms: deadline.stall_ms,
+                total_ms: deadline.total_ms,
+            },
             cancel_grace_ms: self.deadlines.cancel_grace_ms,
             domain: Arc::from(dispatch.domain.as_str()),
             lane: dispatch.lane,
@@ -439,19 +507,25 @@ impl Engine {
         if let Err(job) = self.hub.parts().pools.dispatch(job) {
             // A worker went between two events: nothing was begun, and it goes again.
             let words = "no worker was free after all";
-            let error = crate::backend::Error::new(
-                crate::model::ErrorKind::SessionLost,
-                "dispatch",
-                words,
-            );
+            let error =
+                crate::backend::Error::new(crate::model::ErrorKind::SessionLost, "dispatch", words);
             let (attempt, object) = (job.attempt, job.object);
             let result = Err(error.untouched());
-            self.kept.push_back(Event::Finished { attempt, object, result, rows: Vec::new() });
+            self.kept.push_back(Event::Finished {
+                attempt,
+                object,
+                result,
+                rows: Vec::new(),
+            });
         }
     }
 
     fn probe(&mut self, domain: &str, recover: bool) {
-        let job = ProbeJob { domain: Arc::from(domain), attempt: 0, recover };
+        let job = ProbeJob {
+            domain: Arc::from(domain),
+            attempt: 0,
+            recover,
+        };
         if self.hub.parts().pools.probe(job).is_err() {
             let words = "the probe thread is busy or could not be started";
             let error =
@@ -492,7 +566,9 @@ impl Engine {
     }
 
     fn settle_drain(&mut self) {
-        let Some(until) = self.drain_until else { return };
+        let Some(until) = self.drain_until else {
+            return;
+        };
         if self.end.is_some() {
             return;
         }
@@ -501,7 +577,12 @@ impl Engine {
         let settled = self.kept.is_empty() && self.inlets.reports.is_empty();
         if (!busy && settled) || self.now_ms() >= until {
             let words = |run: &crate::pool::Running| {
-                format!("{} of {} (attempt {})", run.doing.as_str(), run.title, run.about.attempt)
+                format!(
+                    "{} of {} (attempt {})",
+                    run.doing.as_str(),
+                    run.title,
+                    run.about.attempt
+                )
             };
             self.end = Some(End::Drained(running.iter().map(words).collect()));
         }
@@ -524,4 +605,3 @@ impl Open {
         }
     }
 }
-

@@ -13,8 +13,8 @@ use super::wire::{self, ObjectQuery, Problem};
 use crate::hub::{Answer as Outcome, Hub};
 use crate::model::{Name, ObjectId, Record, Uid};
 use crate::sched::{self, Named, NewVolume, SourceWish, VolumeChange};
-use serde_json::Value;
 pub(super) use read::events;
+use serde_json::Value;
 use wait::Held;
 
 /// Answers the API listener.
@@ -215,7 +215,9 @@ impl Api {
                 let held = Held::new(status, &accepted.record, query.wait_ms);
                 wait::begin(&hub, held, &accepted.record, request, responder);
             }
-            Ok(Err(refusal)) => responder.send(problem(&refusal::of(&refusal, &request.body, &hub))),
+            Ok(Err(refusal)) => {
+                responder.send(problem(&refusal::of(&refusal, &request.body, &hub)))
+            }
             Err(unavailable) => responder.send(problem(&refusal::unavailable(&unavailable))),
         };
         self.hub.ask(wish, Box::new(reply));
@@ -240,18 +242,50 @@ impl Api {
                 typed()?;
                 let asked = wire::CreateSnapshot::parse(body)?;
                 let (name, volume, labels) = (asked.name, asked.volume, asked.labels);
-                (sched::Request::CreateSnapshot { uid: self.uid(), name, volume, labels }, true)
+                (
+                    sched::Request::CreateSnapshot {
+                        uid: self.uid(),
+                        name,
+                        volume,
+                        labels,
+                    },
+                    true,
+                )
             }
             Call::ChangeVolume(name) => {
                 typed()?;
                 let asked = wire::PatchVolume::parse(body)?;
                 let (size_bytes, qos, labels) = (asked.size_bytes, asked.qos, asked.labels);
-                let change = VolumeChange { size_bytes, qos, labels };
+                let change = VolumeChange {
+                    size_bytes,
+                    qos,
+                    labels,
+                };
                 let (uid, if_generation) = (query.uid, asked.if_generation);
-                (sched::Request::ChangeVolume { name, uid, if_generation, change }, false)
+                (
+                    sched::Request::ChangeVolume {
+                        name,
+                        uid,
+                        if_generation,
+                        change,
+                    },
+                    false,
+                )
             }
-            Call::Delete(object) => (sched::Request::Delete { object, uid: query.uid }, false),
-            Call::Retry(object) => (sched::Request::Retry { object, uid: query.uid }, false),
+            Call::Delete(object) => (
+                sched::Request::Delete {
+                    object,
+                    uid: query.uid,
+                },
+                false,
+            ),
+            Call::Retry(object) => (
+                sched::Request::Retry {
+                    object,
+                    uid: query.uid,
+                },
+                false,
+            ),
             Call::Restore(uid) => {
                 let name = if body.is_empty() {
                     None
@@ -273,7 +307,7 @@ impl Api {
         let source = asked.source.map(|source| match source {
             wire::SourceRequest::Snapshot(name) => SourceWish::Snapshot(name),
             wire::SourceRequest::Volume(name) => SourceWish::Volume(name),
-            wire::SourceRequest::File { path, format } => SourceWish::File(path, format),
+            wire::SourceRequest::File(path, format) => SourceWish::File(path, format),
         });
         Ok(sched::Request::CreateVolume(Box::new(NewVolume {
             uid: self.uid(),

@@ -4,3 +4,7 @@ pub mod auth;
 pub mod front;
 pub mod park;
 pub mod wire;
+
+pub mod api;
+pub mod health;
+mod status;

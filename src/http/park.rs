@@ -14,7 +14,7 @@ use super::front::bell::Bell;
 use super::front::{Request, Responder};
 
 /// What a waiting request waits for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Key {
     /// A change of the object with this uid.
     Object(u128),

@@ -11,7 +11,9 @@ use std::collections::BTreeMap;
 
 fn run(hub: &Hub, run: &Running) -> RunStatus {
     let now_ms = hub.parts().clock.now_ms();
-    let deadline_ms = run.deadline_at.since(hub.parts().clock.wall_at(run.about.started_ms));
+    let deadline_ms = run
+        .deadline_at
+        .since(hub.parts().clock.wall_at(run.about.started_ms));
     RunStatus {
         object: run.title.clone(),
         step: run.doing.as_str(),
@@ -20,7 +22,10 @@ fn run(hub: &Hub, run: &Running) -> RunStatus {
         attempt: u32::try_from(run.about.attempt).unwrap_or(u32::MAX),
         elapsed_ms: now_ms.saturating_sub(run.about.started_ms),
         deadline_ms,
-        progress: (run.total > 0).then_some(Progress { done: run.done, total: run.total }),
+        progress: (run.total > 0).then_some(Progress {
+            done: run.done,
+            total: run.total,
+        }),
         abandoned_at: run.abandoned.then(|| wire::time(run.deadline_at)),
     }
 }
@@ -49,8 +54,16 @@ fn pool(hub: &Hub, lane: &LaneView, now: Millis) -> PoolStatus {
 /// Heartbeat ages in milliseconds.
 fn heartbeats(hub: &Hub) -> BTreeMap<String, u64> {
     let vitals = hub.parts().health.vitals();
-    let watchdog = if vitals.watchdog_alive { 0 } else { vitals.loop_age_ms.max(1) };
-    [("loop".to_owned(), vitals.loop_age_ms), ("watchdog".to_owned(), watchdog)].into()
+    let watchdog = if vitals.watchdog_alive {
+        0
+    } else {
+        vitals.loop_age_ms.max(1)
+    };
+    [
+        ("loop".to_owned(), vitals.loop_age_ms),
+        ("watchdog".to_owned(), watchdog),
+    ]
+    .into()
 }
 
 /// `GET /v1/status`.
@@ -111,7 +124,11 @@ pub fn checks(hub: &Hub) -> Vec<Value> {
         say("loop", "restart", words);
     }
     if !vitals.watchdog_alive {
-        say("watchdog", "restart", "the watchdog does not beat".to_owned());
+        say(
+            "watchdog",
+            "restart",
+            "the watchdog does not beat".to_owned(),
+        );
     }
     if let Some(why) = hub.restart_wanted() {
         say("threads", "restart", why);
@@ -120,13 +137,18 @@ pub fn checks(hub: &Hub) -> Vec<Value> {
         say("store", "degraded", format!("writes are refused: {words}"));
     }
     if hub.parts().faults.is_some() {
-        let words = "drill: fault rules are allowed; set [backend.faults] enabled = false to end it";
+        let words =
+            "drill: fault rules are allowed; set [backend.faults] enabled = false to end it";
         say("drill", "info", words.to_owned());
     }
     let view = hub.view();
     for domain in &view.domains {
         if let Some(why) = &domain.error {
-            say("backend", "degraded", format!("domain {}: {why}", domain.name));
+            say(
+                "backend",
+                "degraded",
+                format!("domain {}: {why}", domain.name),
+            );
         } else if domain.last_ok_at.is_none() {
             let words = format!("domain {} has not answered yet", domain.name);
             say("backend", "degraded", words);
@@ -143,8 +165,10 @@ pub fn checks(hub: &Hub) -> Vec<Value> {
         }
         let hung = hub.parts().pools.counts(&lane.domain, lane.lane).abandoned;
         if hung > 0 {
-            let words =
-                format!("{name}: {hung} of at most {} calls hang", lane.abandoned_max);
+            let words = format!(
+                "{name}: {hung} of at most {} calls hang",
+                lane.abandoned_max
+            );
             say("hung", "degraded", words);
         }
     }
@@ -182,15 +206,26 @@ pub fn readyz(hub: &Hub) -> (u16, Value) {
     if let Some(words) = hub.store_error() {
         reasons.push(format!("the state can't be written: {words}"));
     }
-    if view.domains.is_empty() || view.domains.iter().all(|domain| domain.last_ok_at.is_none()) {
+    if view.domains.is_empty()
+        || view
+            .domains
+            .iter()
+            .all(|domain| domain.last_ok_at.is_none())
+    {
         reasons.push("the backend has not been reached yet".to_owned());
     }
     let full = |lane: &&LaneView| lane.lane == Lane::Create && lane.backlog >= view.backlog_max;
     if let Some(lane) = view.lanes.iter().find(full) {
-        reasons.push(format!("the create backlog of domain {} is full", lane.domain));
+        reasons.push(format!(
+            "the create backlog of domain {} is full",
+            lane.domain
+        ));
     }
     let code = if reasons.is_empty() { 200 } else { 503 };
-    (code, json!({"ready": reasons.is_empty(), "reasons": reasons}))
+    (
+        code,
+        json!({"ready": reasons.is_empty(), "reasons": reasons}),
+    )
 }
 
 /// The text of `/metrics`.
@@ -204,30 +239,52 @@ pub fn metrics(hub: &Hub) -> String {
     for lane in &view.lanes {
         let pool = [lane.lane.as_str(), lane.domain.as_str()];
         let counts = hub.parts().pools.counts(&lane.domain, lane.lane);
-        gauges.backlog.with_label_values(&pool).set(count(lane.backlog));
-        for (state, n) in
-            [("busy", counts.busy), ("idle", counts.idle), ("abandoned", counts.abandoned)]
-        {
-            gauges.workers.with_label_values(&[pool[0], pool[1], state]).set(count(n));
+        gauges
+            .backlog
+            .with_label_values(&pool)
+            .set(count(lane.backlog));
+        for (state, n) in [
+            ("busy", counts.busy),
+            ("idle", counts.idle),
+            ("abandoned", counts.abandoned),
+        ] {
+            gauges
+                .workers
+                .with_label_values(&[pool[0], pool[1], state])
+                .set(count(n));
         }
-        gauges.abandoned.with_label_values(&pool).set(count(counts.abandoned));
+        gauges
+            .abandoned
+            .with_label_values(&pool)
+            .set(count(counts.abandoned));
         let breaker = match lane.breaker {
             "closed" => 0,
             "half-open" => 1,
             _ => 2,
         };
         gauges.breaker.with_label_values(&pool).set(breaker);
-        let oldest = lane.oldest_pending.map_or(0.0, |at| now.since(at) as f64 / 1000.0);
+        let oldest = lane
+            .oldest_pending
+            .map_or(0.0, |at| now.since(at) as f64 / 1000.0);
         gauges.oldest.with_label_values(&pool).set(oldest);
     }
     for ((kind, phase), n) in &view.counts {
         let n = i64::try_from(*n).unwrap_or(i64::MAX);
-        gauges.objects.with_label_values(&[*kind, phase.as_str()]).set(n);
+        gauges
+            .objects
+            .with_label_values(&[*kind, phase.as_str()])
+            .set(n);
     }
     for (thread, age_ms) in heartbeats(hub) {
-        gauges.heartbeat.with_label_values(&[thread]).set(age_ms as f64 / 1000.0);
+        gauges
+            .heartbeat
+            .with_label_values(&[thread])
+            .set(age_ms as f64 / 1000.0);
     }
     let writable = i64::from(hub.store_error().is_none());
-    gauges.store_writable.with_label_values(&[] as &[&str]).set(writable);
+    gauges
+        .store_writable
+        .with_label_values(&[] as &[&str])
+        .set(writable);
     metrics.text()
 }

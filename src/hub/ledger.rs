@@ -60,7 +60,10 @@ impl DaemonLedger {
 
     fn call(&self, wish: Wish) -> Result<Vec<String>> {
         let lost = |words: &str| Error::new(ErrorKind::Transient, "ledger", words).untouched();
-        let hub = self.hub.get().ok_or_else(|| lost("the daemon isn't up yet"))?;
+        let hub = self
+            .hub
+            .get()
+            .ok_or_else(|| lost("the daemon isn't up yet"))?;
         let (answer, answered) = bounded(1);
         if !hub.tell(Word::Session(Call { wish, answer })) {
             return Err(lost("the daemon ends"));
@@ -68,7 +71,9 @@ impl DaemonLedger {
         match answered.recv_timeout(PATIENCE) {
             Ok(Ok(addresses)) => Ok(addresses),
             Ok(Err(words)) => Err(lost(&words)),
-            Err(_) => Err(lost("the address of a session could not be made durable in time")),
+            Err(_) => Err(lost(
+                "the address of a session could not be made durable in time",
+            )),
         }
     }
 }
@@ -80,7 +85,9 @@ impl Ledger for DaemonLedger {
     }
 
     fn predecessors(&self, domain: &str) -> Result<Vec<String>> {
-        self.call(Wish::Predecessors { domain: domain.to_owned() })
+        self.call(Wish::Predecessors {
+            domain: domain.to_owned(),
+        })
     }
 
     fn closed(&self, domain: &str, address: &str) -> Result<()> {

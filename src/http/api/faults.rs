@@ -16,7 +16,10 @@ fn rules(hub: &Hub) -> Result<&FaultRules, Problem> {
 
 pub fn get(hub: &Hub) -> Result<Answer, Problem> {
     let rules = rules(hub)?;
-    Ok(json(200, &json!({"rules": rules.list(), "hanging": rules.hanging()})))
+    Ok(json(
+        200,
+        &json!({"rules": rules.list(), "hanging": rules.hanging()}),
+    ))
 }
 
 pub fn put(hub: &Hub, body: &[u8]) -> Result<Answer, Problem> {

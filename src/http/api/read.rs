@@ -49,7 +49,10 @@ fn cause(hub: &Hub, record: &Record) -> (Option<ErrorKind>, Option<String>) {
         return (None, Some(words.clone()));
     }
     let (domain, lane) = (&record.place.domain, record.lane());
-    let pool = view.lanes.iter().find(|pool| pool.domain == *domain && pool.lane == lane);
+    let pool = view
+        .lanes
+        .iter()
+        .find(|pool| pool.domain == *domain && pool.lane == lane);
     match pool.and_then(|pool| pool.trouble.as_ref()) {
         Some((_, why)) => {
             let words = format!("pool {domain}/{} is paused: {why}", lane.as_str());
@@ -91,14 +94,18 @@ fn list_query(request: &Request) -> Result<ListQuery, Problem> {
 
 fn after_name(query: &ListQuery) -> Result<Option<Name>, Problem> {
     let parse = |text: &String| {
-        text.parse().map_err(|_| Problem::invalid("after", "after is the last name of a page"))
+        text.parse()
+            .map_err(|_| Problem::invalid("after", "after is the last name of a page"))
     };
     query.after.as_ref().map(parse).transpose()
 }
 
 fn page(hub: &Hub, page: store::Page) -> Answer {
     let items = page.items.iter().map(|record| show(hub, record)).collect();
-    json(200, &wire::page(items, page.next.as_ref().map(Name::as_str)))
+    json(
+        200,
+        &wire::page(items, page.next.as_ref().map(Name::as_str)),
+    )
 }
 
 pub fn volumes(hub: &Hub, request: &Request) -> Result<Answer, Problem> {
@@ -111,13 +118,18 @@ pub fn volumes(hub: &Hub, request: &Request) -> Result<Answer, Problem> {
         label: query.label,
     };
     let found = hub.read(|reader| reader.volumes(&query));
-    found.map(|found| page(hub, found)).map_err(|error| refusal::unreadable(&error))
+    found
+        .map(|found| page(hub, found))
+        .map_err(|error| refusal::unreadable(&error))
 }
 
 pub fn snapshots(hub: &Hub, request: &Request) -> Result<Answer, Problem> {
     let query = list_query(request)?;
     if query.class.is_some() {
-        return Err(Problem::invalid("class", "snapshots have no class; filter by label"));
+        return Err(Problem::invalid(
+            "class",
+            "snapshots have no class; filter by label",
+        ));
     }
     let query = SnapshotQuery {
         after: after_name(&query)?,
@@ -127,7 +139,9 @@ pub fn snapshots(hub: &Hub, request: &Request) -> Result<Answer, Problem> {
         label: query.label,
     };
     let found = hub.read(|reader| reader.snapshots(&query));
-    found.map(|found| page(hub, found)).map_err(|error| refusal::unreadable(&error))
+    found
+        .map(|found| page(hub, found))
+        .map_err(|error| refusal::unreadable(&error))
 }
 
 pub fn trash(hub: &Hub, request: &Request) -> Result<Answer, Problem> {
@@ -148,7 +162,10 @@ pub fn trash(hub: &Hub, request: &Request) -> Result<Answer, Problem> {
         shown
     };
     let items = found.items.iter().map(entry).collect();
-    Ok(json(200, &wire::page(items, found.next.map(|uid| uid.to_string()).as_deref())))
+    Ok(json(
+        200,
+        &wire::page(items, found.next.map(|uid| uid.to_string()).as_deref()),
+    ))
 }
 
 /// Events, waiting for the first one if asked to.
@@ -180,13 +197,19 @@ const UNTIL: &str = "(until)";
 
 fn lay_down(hub: &Hub, ticket: Ticket, wait_ms: u64, mut request: Request, responder: Responder) {
     let now_ms = hub.parts().clock.now_ms();
-    let noted = request.header(UNTIL).and_then(|text| text.parse::<u64>().ok());
+    let noted = request
+        .header(UNTIL)
+        .and_then(|text| text.parse::<u64>().ok());
     let until_ms = noted.unwrap_or(now_ms + wait_ms);
     if noted.is_none() {
-        request.headers.push((UNTIL.to_owned(), until_ms.to_string()));
+        request
+            .headers
+            .push((UNTIL.to_owned(), until_ms.to_string()));
     }
     let left = Duration::from_millis(until_ms.saturating_sub(now_ms));
-    hub.parts().park.park(ticket, request, responder, Instant::now() + left);
+    hub.parts()
+        .park
+        .park(ticket, request, responder, Instant::now() + left);
 }
 
 /// A page of events, or 410 for a reader that comes too late.
@@ -211,7 +234,10 @@ pub fn event_page(hub: &Hub, query: &EventQuery) -> Result<Value, Problem> {
         gone.oldest = Some(page.oldest);
         return Err(gone);
     }
-    let items: Vec<Value> =
-        page.items.iter().map(|logged| wire::event(logged.seq, &logged.entry)).collect();
+    let items: Vec<Value> = page
+        .items
+        .iter()
+        .map(|logged| wire::event(logged.seq, &logged.entry))
+        .collect();
     Ok(json!({"items": items, "next": page.next, "oldest": page.oldest}))
 }

@@ -60,9 +60,11 @@ pub fn of(refusal: &Refusal, body: &[u8], hub: &Hub) -> Problem {
 /// A request that was not even looked at.
 pub fn unavailable(why: &Unavailable) -> Problem {
     let (status, slug, words) = match why {
-        Unavailable::Busy => {
-            (429, "backlog", "more requests wait than are taken up; send this again".to_owned())
-        }
+        Unavailable::Busy => (
+            429,
+            "backlog",
+            "more requests wait than are taken up; send this again".to_owned(),
+        ),
         Unavailable::Store(words) => (
             503,
             "store",

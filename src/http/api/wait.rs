@@ -28,7 +28,13 @@ pub struct Held {
 
 impl Held {
     pub fn new(status: u16, record: &Record, wait_ms: u64) -> Held {
-        Held { id: record.id, status, until_ms: None, wait_ms, last: None }
+        Held {
+            id: record.id,
+            status,
+            until_ms: None,
+            wait_ms,
+            last: None,
+        }
     }
 
     /// The one that a parked request brings back.
@@ -55,7 +61,15 @@ pub fn begin(hub: &Hub, held: Held, record: &Record, request: Request, responder
         return responder.send(json(held.status, &shown));
     }
     let last = super::read::show(hub, record);
-    lay_down(hub, Held { last: Some(last), ..held }, request, responder);
+    lay_down(
+        hub,
+        Held {
+            last: Some(last),
+            ..held
+        },
+        request,
+        responder,
+    );
 }
 
 fn lay_down(hub: &Hub, mut held: Held, mut request: Request, responder: Responder) {
@@ -69,7 +83,10 @@ fn lay_down(hub: &Hub, mut held: Held, mut request: Request, responder: Responde
         let left = Duration::from_millis(until_ms.saturating_sub(now_ms));
         request.method = WAIT.to_owned();
         request.body = serde_json::to_vec(&held).unwrap_or_default();
-        return hub.parts().park.park(ticket, request, responder, Instant::now() + left);
+        return hub
+            .parts()
+            .park
+            .park(ticket, request, responder, Instant::now() + left);
     }
     answer(hub, held, seen, responder);
 }
