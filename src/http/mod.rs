@@ -1,0 +1,6 @@
+//! HTTP, in and out of the process: the front that owns every connection, and what stands on it.
+
+pub mod auth;
+pub mod front;
+pub mod park;
+pub mod wire;
