@@ -31,7 +31,12 @@ pub fn roots(config: &Config) -> BTreeMap<String, Vec<String>> {
 }
 
 /// Makes the backend; reaches for nothing yet.
-pub fn build(config: &Config, instance: &str, ledger: Arc<dyn Ledger>) -> Result<Built, String> {
+pub fn build(
+    config: &Config,
+    instance: &str,
+    ledger: Arc<dyn Ledger>,
+    identities: BTreeMap<String, String>,
+) -> Result<Built, String> {
     let faults = fault_rules(config)?;
     let backend: SharedBackend = match &config.backend {
         config::Backend::File(file) => {
@@ -39,6 +44,7 @@ pub fn build(config: &Config, instance: &str, ledger: Arc<dyn Ledger>) -> Result
                 domains: roots(config),
                 import_dirs: file.import_dirs.clone(),
                 instance: instance.to_owned(),
+                identities,
             });
             wrap(made, faults.as_ref())
         }

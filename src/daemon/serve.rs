@@ -23,6 +23,7 @@ use crate::watchdog::{Settings, Systemd, Watchdog};
 use crossbeam::channel::bounded;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -68,7 +69,7 @@ fn run(take_over: bool, config: Config, path: PathBuf) -> Result<Exit, String> {
     let loaded = store.load().map_err(|error| error.to_string())?;
     let signals = Signals::new([SIGTERM, SIGINT, SIGHUP])
         .map_err(|error| format!("signals can't be taken: {error}"))?;
-    let world = World::start(&config, &store)?;
+    let world = World::start(&config, &store, &loaded.identities)?;
     let hub = world.hub.clone();
     let api = front(
         "api",
@@ -111,10 +112,18 @@ struct World {
 }
 
 impl World {
-    fn start(config: &Config, store: &Store) -> Result<World, String> {
+    fn start(
+        config: &Config,
+        store: &Store,
+        identities: &BTreeMap<String, String>,
+    ) -> Result<World, String> {
         let ledger = Arc::new(DaemonLedger::default());
-        let Built { backend, faults } =
-            backends::build(config, store.instance(), Arc::clone(&ledger) as Arc<_>)?;
+        let Built { backend, faults } = backends::build(
+            config,
+            store.instance(),
+            Arc::clone(&ledger) as Arc<_>,
+            identities.clone(),
+        )?;
         let caps = backend.caps();
         let clock = Clock::real();
         let began_at = clock.wall();

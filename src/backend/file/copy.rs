@@ -109,7 +109,9 @@ impl Copy<'_> {
             return Err(Stop::Broken);
         }
         if !unchanged {
-            return Err(Stop::Failed(self.in_use("it was changed while it was copied")));
+            return Err(Stop::Failed(
+                self.in_use("it was changed while it was copied"),
+            ));
         }
         Ok(size)
     }

@@ -5,9 +5,7 @@
 
 use super::errors::{fail, foreign, invalid};
 use super::failpoint;
-use super::root::{
-    Kind, Root, names, open_directory, open_file, read_small, sync, write_small,
-};
+use super::root::{Kind, Root, names, open_directory, open_file, read_small, sync, write_small};
 use crate::backend::{Result, VolumeState};
 use crate::model::{Name, ObjectId, Record, Source, Uid};
 use rustix::fs::{AtFlags, Mode, OFlags};
@@ -177,10 +175,8 @@ impl<'a> Spot<'a> {
 
     /// Moves what is here to another spot of the same root, durably.
     pub fn rename(&self, to: &Spot<'_>, point: &'static str) -> Result<()> {
-        let (from_parent, to_parent) = (
-            self.root.directory(self.kind)?,
-            to.root.directory(to.kind)?,
-        );
+        let (from_parent, to_parent) =
+            (self.root.directory(self.kind)?, to.root.directory(to.kind)?);
         let renamed = rustix::fs::renameat(&from_parent, &self.name, &to_parent, &to.name);
         renamed.map_err(|errno| match errno {
             Errno::NOTEMPTY | Errno::EXIST => foreign(&format!("{} is taken", to.path())),
@@ -194,7 +190,10 @@ impl<'a> Spot<'a> {
 
     /// Makes durable that it is here, for a rename whose process died before it did so.
     pub fn settle(&self) -> Result<()> {
-        sync(&self.root.directory(self.kind)?, &self.root.within(self.kind))
+        sync(
+            &self.root.directory(self.kind)?,
+            &self.root.within(self.kind),
+        )
     }
 
     /// Removes the directory with all that we put into it. Anything else in it keeps it.
@@ -341,9 +340,10 @@ pub fn wished_size(record: &Record, unit: u64) -> Result<u64> {
     let size = record.volume().map_or(0, |volume| volume.size_bytes);
     let rounded = size.checked_next_multiple_of(unit);
     match rounded.filter(|size| *size <= i64::MAX as u64) {
-        Some(0) if record.source().is_none() => {
-            Err(invalid("ftruncate", format!("{}: it has no size", record.title())))
-        }
+        Some(0) if record.source().is_none() => Err(invalid(
+            "ftruncate",
+            format!("{}: it has no size", record.title()),
+        )),
         Some(size) => Ok(size),
         None => {
             let message = format!("{}: {size} bytes are too many for a file", record.title());

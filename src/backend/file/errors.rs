@@ -33,9 +33,9 @@ pub fn fail(errno: Errno, op: &'static str, what: &str) -> Error {
 
 /// The same of a call of the standard library.
 pub fn fail_io(error: &std::io::Error, op: &'static str, what: &str) -> Error {
-    let errno = error.raw_os_error().map_or(Errno::IO, |number| {
-        Errno::from_raw_os_error(number)
-    });
+    let errno = error
+        .raw_os_error()
+        .map_or(Errno::IO, |number| Errno::from_raw_os_error(number));
     fail(errno, op, what)
 }
 

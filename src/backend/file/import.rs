@@ -33,8 +33,7 @@ pub fn open_import(
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let directory = rustix::fs::openat(CWD, directory, flags, Mode::empty())
         .map_err(|errno| fail(errno, "open", &directory.display().to_string()))?;
-    let resolve =
-        ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
     let open = |flags: OFlags| {
         let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         rustix::fs::openat2(&directory, within, flags, Mode::empty(), resolve).map_err(|errno| {
@@ -54,7 +53,10 @@ pub fn open_import(
     let fd = open(OFlags::RDONLY | OFlags::NONBLOCK)?;
     let opened = stat(&fd)?;
     if (opened.st_dev, opened.st_ino) != (seen.st_dev, seen.st_ino) {
-        let message = format!("{}: {path} was replaced while it was opened", record.title());
+        let message = format!(
+            "{}: {path} was replaced while it was opened",
+            record.title()
+        );
         return Err(invalid("open", message));
     }
     Ok(File::from(fd))

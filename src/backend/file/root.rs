@@ -123,6 +123,18 @@ impl Root {
     }
 }
 
+/// Makes the directory of a root that nobody knows yet; its parent must be there.
+pub fn make_missing(path: &str) -> Result<()> {
+    match rustix::fs::mkdirat(CWD, path, Mode::RWXU) {
+        Ok(()) | Err(Errno::EXIST) => Ok(()),
+        Err(Errno::NOENT) => Err(unreachable(format!(
+            "root {path} is not there, nor the directory that it would be in; make it, or mount \
+             the disk"
+        ))),
+        Err(errno) => Err(fail(errno, "mkdir", &format!("root {path}")).untouched()),
+    }
+}
+
 fn open_root(path: &str) -> Result<OwnedFd> {
     if !Path::new(path).is_absolute() {
         return Err(invalid("open", format!("root {path} is no absolute path")));
@@ -262,7 +274,8 @@ pub fn read_small(at: &impl AsFd, name: &str, what: &str) -> Result<Option<Vec<u
 pub fn write_small(at: &impl AsFd, name: &str, value: &impl Serialize, what: &str) -> Result<()> {
     let text = serde_json::to_vec_pretty(value);
     let text = text.map_err(|error| invalid("write", format!("{what}: {error}")))?;
-    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let flags =
+        OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let fd = rustix::fs::openat(at, name, flags, Mode::RUSR | Mode::WUSR);
     let mut file = File::from(fd.map_err(|errno| fail(errno, "open", what))?);
     let written = file.write_all(&text).and_then(|()| file.sync_all());
