@@ -4,6 +4,9 @@
 //! is already there, and says what it found or did. Methods may block for ever: the caller runs
 //! them on a thread that it can afford to lose.
 
+#[cfg(feature = "rbd")]
+pub mod rbd;
+
 use crate::model::{ErrorKind, Known, Lane, Millis, Record, Step};
 use std::collections::BTreeMap;
 use std::fmt;
