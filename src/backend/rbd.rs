@@ -12,6 +12,11 @@
 //! after which an OSD forgets a dead client's watches). No manager and no access to other pools is
 //! needed: nothing here lists the children of an image through librbd, which reads every pool.
 
+mod cluster;
+mod ffi;
+mod image;
+mod wire;
+
 use crate::backend::{Backend, Caps, Ctl, Error, Ledger, Result, Session};
 use crate::model::{ErrorKind, Lane};
 use std::collections::BTreeMap;
