@@ -188,6 +188,19 @@ impl Cluster {
         }
     }
 
+    /// The number of the pool with that name, as the newest map that we know has it.
+    pub fn pool_id(&self, pool: &str) -> Outcome<i64> {
+        const OP: &str = "rados_pool_lookup";
+        let pool = c_text(pool, OP)?;
+        // SAFETY: the handle is connected, the name terminated.
+        let id = unsafe { rados::rados_pool_lookup(self.handle, pool.as_ptr()) };
+        if id < 0 {
+            let errno = i32::try_from(-id).unwrap_or(EINVAL);
+            return Err(Fail { op: OP, errno });
+        }
+        Ok(id)
+    }
+
     /// Puts a client's address on the blocklist for `expire_s` seconds.
     pub fn blocklist(&self, address: &str, expire_s: u32) -> Outcome<()> {
         let address = c_text(address, "rados_blocklist_add")?;
