@@ -15,14 +15,27 @@
 mod cluster;
 mod ffi;
 mod image;
+mod import;
+mod look;
+mod mark;
+mod retire;
+mod session;
+mod survey;
+mod volume;
 mod wire;
 
-use crate::backend::{Backend, Caps, Ctl, Error, Ledger, Result, Session};
-use crate::model::{ErrorKind, Lane};
-use std::collections::BTreeMap;
+use self::cluster::IoCtx;
+use self::look::{About, Spot};
+use self::session::{Link, Links, lock};
+use crate::backend::{
+    Backend, Caps, Ctl, Error, Found, Ledger, Marked, Reclaimed, Result, Retired, Session,
+    SnapshotState, VolumeState,
+};
+use crate::model::{ErrorKind, Lane, Place, Record, Step};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 /// How to reach the cluster and where to put images.
 #[derive(Clone)]
@@ -104,7 +117,22 @@ pub struct ClassQos {
 /// The images of one cluster.
 #[derive(Debug)]
 pub struct RbdBackend {
+    shared: Arc<Shared>,
+}
+
+/// What all sessions share.
+#[derive(Debug)]
+struct Shared {
     config: Arc<RbdConfig>,
+    links: Links,
+    ready: Mutex<Ready>,
+}
+
+/// Which pools are prepared for images, and which are being prepared.
+#[derive(Debug, Default)]
+struct Ready {
+    done: BTreeSet<String>,
+    running: BTreeSet<String>,
 }
 
 impl RbdBackend {
@@ -113,10 +141,46 @@ impl RbdBackend {
     /// # Errors
     /// `Invalid`, naming the key and the mend.
     pub fn new(config: RbdConfig) -> Result<RbdBackend> {
+        check(&config)?;
+        let config = Arc::new(config);
         Ok(RbdBackend {
-            config: Arc::new(config),
+            shared: Arc::new(Shared {
+                links: Links::new(Arc::clone(&config)),
+                config,
+                ready: Mutex::default(),
+            }),
         })
     }
+}
+
+fn check(config: &RbdConfig) -> Result<()> {
+    let refuse = |words: String| Err(Error::new(ErrorKind::Invalid, "configuration", words));
+    let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "._-".contains(c);
+    if config.prefix.is_empty() || config.prefix.len() > 32 || !config.prefix.chars().all(fits) {
+        return refuse(format!(
+            "prefix {:?}: 1 to 32 characters of a-z, 0-9, '.', '_' and '-'",
+            config.prefix
+        ));
+    }
+    let key_of = |key: &str| key.replace([' ', '-'], "_");
+    if let Some(key) = config
+        .options
+        .keys()
+        .find(|key| key_of(key) == "rados_osd_op_timeout")
+    {
+        return refuse(format!(
+            "option {key}: not to be set; a call that times out may still change the image later"
+        ));
+    }
+    for (name, class) in &config.classes {
+        let size = class.object_size.unwrap_or(4096);
+        if !size.is_power_of_two() || !(4096..=32 << 20).contains(&size) {
+            return refuse(format!(
+                "class {name}: object_size {size} is no power of two from 4096 to 33554432"
+            ));
+        }
+    }
+    Ok(())
 }
 
 impl Backend for RbdBackend {
@@ -131,8 +195,274 @@ impl Backend for RbdBackend {
         }
     }
 
-    fn connect(&self, domain: &str, _lane: Lane, _ctl: &dyn Ctl) -> Result<Box<dyn Session>> {
-        let _ = &self.config;
-        Err(Error::new(ErrorKind::Internal, "connect", domain))
+    fn connect(&self, domain: &str, lane: Lane, _ctl: &dyn Ctl) -> Result<Box<dyn Session>> {
+        let link = self.shared.links.get(domain, lane)?;
+        Ok(Box::new(RbdSession {
+            shared: Arc::clone(&self.shared),
+            domain: domain.to_owned(),
+            lane,
+            link,
+        }))
+    }
+
+    fn recover_abandoned(&self, domain: &str) -> Result<usize> {
+        self.shared.links.fence_retired(domain)
+    }
+
+    fn retire(&self, domain: &str, lane: Lane) {
+        self.shared.links.retire(domain, lane);
+    }
+}
+
+/// One worker's session.
+#[derive(Debug)]
+struct RbdSession {
+    shared: Arc<Shared>,
+    domain: String,
+    lane: Lane,
+    link: Arc<Link>,
+}
+
+/// Where the image of one record is or would be, and what to call it.
+#[derive(Debug)]
+struct Desk {
+    link: Arc<Link>,
+    io: Arc<IoCtx>,
+    pool: String,
+    namespace: Option<String>,
+    /// The name that volward gives the image.
+    name: String,
+    /// The same for people.
+    title: String,
+    identity: String,
+}
+
+impl Desk {
+    fn handle(&self, name: &str) -> String {
+        match &self.namespace {
+            Some(namespace) => format!("rbd:{}/{namespace}/{name}", self.pool),
+            None => format!("rbd:{}/{name}", self.pool),
+        }
+    }
+
+    /// Finds the record's image. "Nowhere" is said only of a pool that is there.
+    fn find(&self, record: &Record) -> Result<Spot> {
+        let id = record.volume().and_then(|v| v.image_id.as_deref());
+        let spot = look::find(&self.io, &self.name, id).about(&self.title)?;
+        if matches!(spot, Spot::Nowhere) {
+            self.check_pool()?;
+        }
+        Ok(spot)
+    }
+
+    fn check_pool(&self) -> Result<()> {
+        self.link.check_pool(&self.io, &self.pool)
+    }
+
+    fn pools(&self) -> Vec<(String, Arc<IoCtx>)> {
+        let namespace = self.namespace.clone().unwrap_or_default();
+        vec![(namespace, Arc::clone(&self.io))]
+    }
+
+    fn foreign(&self, words: &str) -> Error {
+        let words = format!("{} is not ours and stays as it is: {words}", self.title);
+        Error::new(ErrorKind::AlreadyExists, "look", words)
+    }
+
+    fn vanished(&self) -> Error {
+        let words = format!("{}: it is not there any more", self.title);
+        Error::new(ErrorKind::Gone, "look", words)
+    }
+}
+
+impl RbdSession {
+    fn config(&self) -> &RbdConfig {
+        &self.shared.config
+    }
+
+    fn io_of(&self, place: &Place) -> Result<Arc<IoCtx>> {
+        let io = self.link.io(&place.root, place.namespace.as_deref())?;
+        let identity = self.link.identity(&io);
+        if let Some(wished) = place
+            .identity
+            .as_ref()
+            .filter(|wished| **wished != identity)
+        {
+            let words = format!(
+                "pool {} is {identity} now, but the image was made in {wished}: another cluster \
+                 or another pool; nothing is touched",
+                place.root
+            );
+            return Err(Error::new(ErrorKind::Unreachable, "identity", words).untouched());
+        }
+        Ok(io)
+    }
+
+    fn desk(&self, record: &Record) -> Result<Desk> {
+        let place = &record.place;
+        let io = self.io_of(place)?;
+        let name = mark::image_name(&self.config().prefix, record.born.as_str(), record.image);
+        let space = place
+            .namespace
+            .as_ref()
+            .map(|n| format!("{n}/"))
+            .unwrap_or_default();
+        Ok(Desk {
+            identity: self.link.identity(&io),
+            link: Arc::clone(&self.link),
+            io,
+            pool: place.root.clone(),
+            namespace: place.namespace.clone(),
+            title: format!("image {}/{space}{name}", place.root),
+            name,
+        })
+    }
+
+    /// Runs a method on a connection that may be used, and takes note if it is lost.
+    fn run<T>(&mut self, record: &Record, work: impl FnOnce(&Self) -> Result<T>) -> Result<T> {
+        if self.link.is_retired() {
+            self.link = self.shared.links.get(&self.domain, self.lane)?;
+        }
+        let result = work(self);
+        if let Err(error) = &result {
+            match error.kind {
+                ErrorKind::SessionLost => self.link.retire(),
+                // "Not there" might mean the pool.
+                ErrorKind::Gone => {
+                    let place = &record.place;
+                    let io = self.link.io(&place.root, place.namespace.as_deref())?;
+                    self.link.check_pool(&io, &place.root)?;
+                }
+                _ => {}
+            }
+        }
+        result
+    }
+
+    /// Sees to it that a pool was prepared before the first images are made in it: at once and
+    /// from many sides, librbd's own preparation locks up.
+    fn prepare(&self, pool: &str) -> Result<()> {
+        {
+            let mut ready = lock(&self.shared.ready);
+            if ready.done.contains(pool) {
+                return Ok(());
+            }
+            if !ready.running.insert(pool.to_owned()) {
+                let words = format!("pool {pool}: another call is preparing it for images");
+                return Err(Error::new(ErrorKind::Unreachable, "rbd_pool_init", words).untouched());
+            }
+        }
+        let outcome = self.prepare_alone(pool);
+        let mut ready = lock(&self.shared.ready);
+        ready.running.remove(pool);
+        if outcome.is_ok() {
+            ready.done.insert(pool.to_owned());
+        }
+        outcome
+    }
+
+    fn prepare_alone(&self, pool: &str) -> Result<()> {
+        let thing = format!("pool {pool}");
+        let io = self.link.io(pool, None)?;
+        if io.exists("rbd_info").about(&thing)? {
+            return Ok(());
+        }
+        image::pool_init(&io).map_err(|fail| {
+            let mut error = fail.about(&thing).untouched();
+            if error.kind == ErrorKind::Forbidden {
+                error.message =
+                    format!("{thing}: it was never prepared; run once: rbd pool init {pool}");
+            }
+            error
+        })
+    }
+
+    fn domain_classes(&self) -> impl Iterator<Item = &RbdClass> {
+        let domain = &self.domain;
+        self.config()
+            .classes
+            .values()
+            .filter(move |class| class.domain == *domain)
+    }
+}
+
+impl Session for RbdSession {
+    fn ensure_volume(&mut self, step: Step, record: &Record, ctl: &dyn Ctl) -> Result<VolumeState> {
+        self.run(record, |session| {
+            session.prepare(&record.place.root)?;
+            if let Some(pool) = &record.place.data_pool {
+                session.prepare(pool)?;
+            }
+            session.make(step, record, ctl)
+        })
+    }
+
+    fn ensure_snapshot(&mut self, record: &Record, _ctl: &dyn Ctl) -> Result<SnapshotState> {
+        self.run(record, |session| session.snapshot(record))
+    }
+
+    fn retire_volume(&mut self, record: &Record, _ctl: &dyn Ctl) -> Result<Retired> {
+        self.run(record, |session| session.retire(record))
+    }
+
+    fn retire_snapshot(&mut self, record: &Record, _ctl: &dyn Ctl) -> Result<Retired> {
+        self.run(record, |session| session.remove_snapshot(record))
+    }
+
+    fn reclaim(&mut self, record: &Record, ctl: &dyn Ctl) -> Result<Reclaimed> {
+        self.run(record, |session| session.free(record, ctl))
+    }
+
+    fn restore(&mut self, record: &Record, ctl: &dyn Ctl) -> Result<VolumeState> {
+        self.run(record, |session| session.bring_back(record, ctl))
+    }
+
+    fn flatten(&mut self, record: &Record, ctl: &dyn Ctl) -> Result<VolumeState> {
+        self.run(record, |session| session.make_independent(record, ctl))
+    }
+
+    fn inspect(&mut self, record: &Record, _ctl: &dyn Ctl) -> Result<Option<Found>> {
+        self.run(record, |session| session.look(record))
+    }
+
+    fn probe(&mut self, _ctl: &dyn Ctl) -> Result<BTreeMap<String, String>> {
+        if self.link.is_retired() {
+            self.link = self.shared.links.get(&self.domain, self.lane)?;
+        }
+        let outcome = self.ask_pools();
+        if outcome
+            .as_ref()
+            .is_err_and(|error| error.kind == ErrorKind::SessionLost)
+        {
+            self.link.retire();
+        }
+        outcome
+    }
+
+    fn survey(&mut self, ctl: &dyn Ctl) -> Result<Vec<Marked>> {
+        if self.link.is_retired() {
+            self.link = self.shared.links.get(&self.domain, self.lane)?;
+        }
+        survey::survey(self, ctl)
+    }
+}
+
+impl RbdSession {
+    fn ask_pools(&self) -> Result<BTreeMap<String, String>> {
+        let mut roots = BTreeMap::new();
+        for class in self.domain_classes() {
+            for pool in std::iter::once(&class.pool).chain(&class.data_pool) {
+                let io = self.link.io(pool, None)?;
+                self.link.check_pool(&io, pool)?;
+                // Whether the object is there doesn't matter; an OSD must say so.
+                io.exists("rbd_directory")
+                    .about(&format!("pool {pool}"))
+                    .map_err(Error::untouched)?;
+                if *pool == class.pool {
+                    roots.insert(pool.clone(), self.link.identity(&io));
+                }
+            }
+        }
+        Ok(roots)
     }
 }
