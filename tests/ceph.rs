@@ -4,6 +4,8 @@
 //! `VOLWARD_CEPH_CONF` (made by `scripts/ceph up`: tests pause its daemons), or one that the test
 //! starts itself and takes down again. Tests run one after the other.
 #![cfg(feature = "rbd")]
+// Helpers of tests may fail as loudly as tests.
+#![allow(clippy::unwrap_used, missing_debug_implementations)]
 
 #[path = "ceph/lab.rs"]
 mod lab;

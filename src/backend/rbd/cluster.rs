@@ -132,15 +132,15 @@ impl Cluster {
         let user = c_text(&access.user, "rados_create")?;
         let conf = c_text(&access.conf.to_string_lossy(), "rados_conf_read_file")?;
         let mut handle = ptr::null_mut();
-        // SAFETY: both pointers are valid during the call, and the handle is written before use.
         check(
+            // SAFETY: both pointers are valid during the call, and the handle is written before use.
             unsafe { rados::rados_create(&mut handle, user.as_ptr()) },
             "rados_create",
         )?;
         // From here on the handle is shut down whatever happens.
         let cluster = Cluster { handle };
-        // SAFETY: the handle is alive, the path is terminated.
         check(
+            // SAFETY: the handle is alive, the path is terminated.
             unsafe { rados::rados_conf_read_file(handle, conf.as_ptr()) },
             "rados_conf_read_file",
         )?;
@@ -149,8 +149,8 @@ impl Cluster {
                 c_text(key, "rados_conf_set")?,
                 c_text(value, "rados_conf_set")?,
             );
-            // SAFETY: the handle is alive, both texts are terminated and copied by the call.
             check(
+                // SAFETY: the handle is alive, both texts are terminated and copied by the call.
                 unsafe { rados::rados_conf_set(handle, key.as_ptr(), value.as_ptr()) },
                 "rados_conf_set",
             )?;
@@ -163,8 +163,8 @@ impl Cluster {
     /// The cluster's id.
     pub fn fsid(&self) -> Outcome<String> {
         let mut buffer = [0 as c_char; 64];
-        // SAFETY: the handle is connected, the buffer is as long as said.
         check(
+            // SAFETY: the handle is connected, the buffer is as long as said.
             unsafe { rados::rados_cluster_fsid(self.handle, buffer.as_mut_ptr(), buffer.len()) },
             "rados_cluster_fsid",
         )?;
@@ -175,8 +175,8 @@ impl Cluster {
     /// Its own address, by which the cluster can put it on the blocklist. Asks nobody.
     pub fn address(&self) -> Outcome<String> {
         let mut text = ptr::null_mut();
-        // SAFETY: the handle is connected; the text is written by the call.
         check(
+            // SAFETY: the handle is connected; the text is written by the call.
             unsafe { ffi::rados_getaddrs(self.handle, &mut text) },
             "rados_getaddrs",
         )?;
@@ -204,8 +204,8 @@ impl Cluster {
     /// Puts a client's address on the blocklist for `expire_s` seconds.
     pub fn blocklist(&self, address: &str, expire_s: u32) -> Outcome<()> {
         let address = c_text(address, "rados_blocklist_add")?;
-        // SAFETY: the handle is connected. The parameter lacks `const`, but the text is copied.
         check(
+            // SAFETY: the handle is connected. The parameter lacks `const`, but the text is copied.
             unsafe { ffi::rados_blocklist_add(self.handle, address.as_ptr().cast_mut(), expire_s) },
             "rados_blocklist_add",
         )
@@ -254,8 +254,8 @@ impl IoCtx {
         let name = c_text(pool, OP)?;
         let namespace = c_text(namespace.unwrap_or(""), OP)?;
         let mut handle = ptr::null_mut();
-        // SAFETY: the connection is alive, the name terminated, the handle written before use.
         check(
+            // SAFETY: the connection is alive, the name terminated, the handle written before use.
             unsafe { rados::rados_ioctx_create(cluster.handle, name.as_ptr(), &mut handle) },
             OP,
         )?;
@@ -314,6 +314,14 @@ impl IoCtx {
         )?;
         buffer.truncate(usize::try_from(read).unwrap_or(0));
         Ok(buffer)
+    }
+
+    /// Removes an object.
+    pub fn remove(&self, object: &str) -> Outcome<()> {
+        let object = c_text(object, "rados_remove")?;
+        // SAFETY: the handle is alive, the name terminated.
+        let code = unsafe { rados::rados_remove(self.handle, object.as_ptr()) };
+        check(code, "rados_remove").map(drop)
     }
 
     /// Calls methods that only read, in one round trip, all on the same version of the object.
@@ -401,8 +409,8 @@ impl IoCtx {
     /// most `timeout_ms`.
     pub fn notify(&self, object: &str, timeout_ms: u64) -> Outcome<()> {
         let object = c_text(object, "rados_notify2")?;
-        // SAFETY: the handle is alive, the name terminated, the message empty; no reply is asked.
         check(
+            // SAFETY: the handle is alive, the name terminated, the message empty; no reply is asked.
             unsafe {
                 rados::rados_notify2(
                     self.handle,

@@ -44,8 +44,8 @@ impl Options {
         ];
         for (key, value) in numbers {
             if let Some(value) = value {
-                // SAFETY: the handle is alive.
                 check(
+                    // SAFETY: the handle is alive.
                     unsafe { ffi::rbd_image_options_set_uint64(raw, key, value) },
                     OP,
                 )?;
@@ -54,8 +54,8 @@ impl Options {
         if let Some(pool) = &layout.data_pool {
             let pool = c_text(pool, OP)?;
             let key = ffi::RBD_IMAGE_OPTION_DATA_POOL;
-            // SAFETY: the handle is alive, the text terminated and copied by the call.
             check(
+                // SAFETY: the handle is alive, the text terminated and copied by the call.
                 unsafe { ffi::rbd_image_options_set_string(raw, key, pool.as_ptr()) },
                 OP,
             )?;
@@ -121,8 +121,8 @@ pub fn clone(origin: &Origin<'_>, io: &IoCtx, name: &str, layout: &Layout) -> Ou
 /// ended early, the rest could be reached by this name alone, so it can't be ended early.
 pub fn remove(io: &IoCtx, name: &str) -> Outcome<()> {
     let name = c_text(name, "rbd_remove")?;
-    // SAFETY: the context is alive, the name terminated.
     check(
+        // SAFETY: the context is alive, the name terminated.
         unsafe { rbd::rbd_remove(io.raw(), name.as_ptr()) },
         "rbd_remove",
     )
@@ -131,8 +131,8 @@ pub fn remove(io: &IoCtx, name: &str) -> Outcome<()> {
 
 /// Prepares a pool for images; once, and alone.
 pub fn pool_init(io: &IoCtx) -> Outcome<()> {
-    // SAFETY: the context is alive.
     check(
+        // SAFETY: the context is alive.
         unsafe { ffi::rbd_pool_init(io.raw(), false) },
         "rbd_pool_init",
     )
@@ -229,8 +229,8 @@ const NO_TRASH: ffi::rbd_trash_image_info_t = ffi::rbd_trash_image_info_t {
 /// Moves an image to the trash, whatever snapshots, children and users it has.
 pub fn trash_move(io: &IoCtx, name: &str) -> Outcome<()> {
     let name = c_text(name, "rbd_trash_move")?;
-    // SAFETY: the context is alive, the name terminated.
     check(
+        // SAFETY: the context is alive, the name terminated.
         unsafe { ffi::rbd_trash_move(io.raw(), name.as_ptr(), 0) },
         "rbd_trash_move",
     )
@@ -315,8 +315,8 @@ pub fn trash_remove(io: &IoCtx, id: &str, ctl: &dyn Ctl) -> Reported {
 pub fn trash_restore(io: &IoCtx, id: &str, name: &str) -> Outcome<()> {
     const OP: &str = "rbd_trash_restore";
     let (id, name) = (c_text(id, OP)?, c_text(name, OP)?);
-    // SAFETY: the context is alive, both texts are terminated.
     check(
+        // SAFETY: the context is alive, both texts are terminated.
         unsafe { ffi::rbd_trash_restore(io.raw(), id.as_ptr(), name.as_ptr()) },
         OP,
     )
@@ -404,8 +404,8 @@ impl Image {
     /// Takes a snapshot.
     pub fn snap_create(&self, name: &str) -> Outcome<()> {
         let name = c_text(name, "rbd_snap_create")?;
-        // SAFETY: the image is open, the name terminated.
         check(
+            // SAFETY: the image is open, the name terminated.
             unsafe { rbd::rbd_snap_create(self.handle, name.as_ptr()) },
             "rbd_snap_create",
         )
@@ -415,8 +415,8 @@ impl Image {
     /// Removes a snapshot; its children keep working.
     pub fn snap_remove(&self, name: &str) -> Outcome<()> {
         let name = c_text(name, "rbd_snap_remove")?;
-        // SAFETY: the image is open, the name terminated.
         check(
+            // SAFETY: the image is open, the name terminated.
             unsafe { rbd::rbd_snap_remove(self.handle, name.as_ptr()) },
             "rbd_snap_remove",
         )
@@ -439,8 +439,8 @@ impl Image {
             passphrase: passphrase.as_ptr().cast(),
             passphrase_size: passphrase.len(),
         };
-        // SAFETY: the image is open; options and passphrase outlive the call, which copies them.
         check(
+            // SAFETY: the image is open; options and passphrase outlive the call, which copies them.
             unsafe {
                 ffi::rbd_encryption_format(
                     self.handle,
@@ -476,8 +476,8 @@ impl Image {
 
     /// Frees a range of at most 2 GiB.
     pub fn discard(&self, offset: u64, length: u64) -> Outcome<()> {
-        // SAFETY: the image is open.
         check(
+            // SAFETY: the image is open.
             unsafe { rbd::rbd_discard(self.handle, offset, length) },
             "rbd_discard",
         )
@@ -529,8 +529,8 @@ impl Writer<'_> {
             self.wait_for_oldest()?;
         }
         let mut completion = ptr::null_mut();
-        // SAFETY: no callback is given, so no argument is needed.
         check(
+            // SAFETY: no callback is given, so no argument is needed.
             unsafe { rbd::rbd_aio_create_completion(ptr::null_mut(), None, &mut completion) },
             OP,
         )?;

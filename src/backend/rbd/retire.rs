@@ -77,7 +77,7 @@ impl RbdSession {
             mark,
         };
         if held.is_empty() {
-            image::trash_move(&desk.io, &ours.name).about(&desk.title)?;
+            self.move_to_trash(desk, &ours)?;
             return Ok(Retired::Trashed {
                 image_id: Some(ours.id),
             });
@@ -87,6 +87,24 @@ impl RbdSession {
             self.write_mark(desk, &ours)?;
         }
         Ok(Retired::Carrier { snapshots: held })
+    }
+
+    /// librbd first adds the trash entry, then removes the name. A call that was killed, or that a
+    /// full pool refused, may have done the first only; what counts is where the image is.
+    fn move_to_trash(&self, desk: &Desk, ours: &Ours) -> Result<()> {
+        let Err(fail) = image::trash_move(&desk.io, &ours.name) else {
+            return Ok(());
+        };
+        if fail.is_gone()
+            && image::trash_get(&desk.io, &ours.id)
+                .about(&desk.title)?
+                .is_some()
+        {
+            // Its name may be left over; no other image can get it, because of the uid in it.
+            let _ = desk.io.remove(&format!("rbd_id.{}", ours.name));
+            return Ok(());
+        }
+        Err(fail.about(&desk.title))
     }
 
     /// Snapshots that somebody may want, in words.
