@@ -128,7 +128,7 @@ struct Shared {
     ready: Mutex<Ready>,
 }
 
-/// Which pools are prepared for images, and which are being prepared.
+/// Which pools are prepared for images, and which are being prepared: `POOL/NAMESPACE`.
 #[derive(Debug, Default)]
 struct Ready {
     done: BTreeSet<String>,
@@ -341,28 +341,32 @@ impl RbdSession {
 
     /// Sees to it that a pool was prepared before the first images are made in it: at once and
     /// from many sides, librbd's own preparation locks up.
-    fn prepare(&self, pool: &str) -> Result<()> {
+    fn prepare(&self, pool: &str, namespace: Option<&str>) -> Result<()> {
+        let key = format!("{pool}/{}", namespace.unwrap_or(""));
         {
             let mut ready = lock(&self.shared.ready);
-            if ready.done.contains(pool) {
+            if ready.done.contains(&key) {
                 return Ok(());
             }
-            if !ready.running.insert(pool.to_owned()) {
+            if !ready.running.insert(key.clone()) {
                 let words = format!("pool {pool}: another call is preparing it for images");
                 return Err(Error::new(ErrorKind::Unreachable, "rbd_pool_init", words).untouched());
             }
         }
-        let outcome = self.prepare_alone(pool);
+        let outcome = self.prepare_alone(pool, namespace);
         let mut ready = lock(&self.shared.ready);
-        ready.running.remove(pool);
+        ready.running.remove(&key);
         if outcome.is_ok() {
-            ready.done.insert(pool.to_owned());
+            ready.done.insert(key);
         }
         outcome
     }
 
-    fn prepare_alone(&self, pool: &str) -> Result<()> {
+    fn prepare_alone(&self, pool: &str, namespace: Option<&str>) -> Result<()> {
         let thing = format!("pool {pool}");
+        // The trash must be there before the pool is full: then it can't be made any more, and
+        // without it nothing can be deleted. If it is full already, deletes say so.
+        let _ = self.link.io(pool, namespace)?.create("rbd_trash");
         let io = self.link.io(pool, None)?;
         if io.exists("rbd_info").about(&thing)? {
             return Ok(());
@@ -389,9 +393,10 @@ impl RbdSession {
 impl Session for RbdSession {
     fn ensure_volume(&mut self, step: Step, record: &Record, ctl: &dyn Ctl) -> Result<VolumeState> {
         self.run(record, |session| {
-            session.prepare(&record.place.root)?;
-            if let Some(pool) = &record.place.data_pool {
-                session.prepare(pool)?;
+            let place = &record.place;
+            session.prepare(&place.root, place.namespace.as_deref())?;
+            if let Some(pool) = &place.data_pool {
+                session.prepare(pool, None)?;
             }
             session.make(step, record, ctl)
         })

@@ -316,6 +316,22 @@ impl IoCtx {
         Ok(buffer)
     }
 
+    /// Creates an empty object, if it isn't there.
+    pub fn create(&self, object: &str) -> Outcome<()> {
+        const OP: &str = "rados_write_op_operate";
+        let object = c_text(object, OP)?;
+        // SAFETY: the operation lives until it is released; no category and no time are given.
+        let code = unsafe {
+            let op = rados::rados_create_write_op();
+            rados::rados_write_op_create(op, 0, ptr::null());
+            let code =
+                rados::rados_write_op_operate(op, self.handle, object.as_ptr(), ptr::null_mut(), 0);
+            rados::rados_release_write_op(op);
+            code
+        };
+        check(code, OP).map(drop)
+    }
+
     /// Removes an object.
     pub fn remove(&self, object: &str) -> Outcome<()> {
         let object = c_text(object, "rados_remove")?;
