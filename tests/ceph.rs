@@ -489,3 +489,117 @@ fn a_sick_third_pool_is_never_read() {
     let last = outcome.recv_timeout(Duration::from_secs(60));
     assert_eq!(last, Ok(Reclaimed::Done));
 }
+
+#[test]
+fn many_first_creates_at_once_on_a_pool_that_was_never_prepared() {
+    let Some(lab) = Lab::asked() else { return };
+    // As a new pool is: without what `rbd pool init` makes.
+    lab.run(&["rados", "-p", "rbd", "rm", "rbd_info"]);
+    let backend = Arc::new(lab.backend());
+    let (done, outcome) = mpsc::channel();
+    let begun = Instant::now();
+    for worker in 0..8 {
+        let (backend, done) = (Arc::clone(&backend), done.clone());
+        std::thread::spawn(move || {
+            let mut s = session(&backend, "fast", Lane::Create);
+            for n in 0..25 {
+                made(&mut *s, record(&format!("w{worker}-{n}"), "rbd"));
+            }
+            let _ = done.send(());
+        });
+    }
+    for _ in 0..8 {
+        let waited = outcome.recv_timeout(Duration::from_secs(60));
+        assert_eq!(waited, Ok(()), "a worker failed or hangs");
+    }
+    println!("8 workers: 200 creates with marks in {:?}", begun.elapsed());
+    let mut s = session(&backend, "fast", Lane::Create);
+    let (mut with, begun) = (0, Instant::now());
+    while with < 200 {
+        made(&mut *s, record("one", "rbd"));
+        with += 1;
+    }
+    println!("1 worker: 200 creates with marks in {:?}", begun.elapsed());
+    println!("{}", lab.raw_creates(200));
+    assert_eq!(lab.run(&["rbd", "ls"]).lines().count(), 600);
+}
+
+/// Not a test of its own: the process that `killed_creates_leave_nothing_behind` kills.
+#[test]
+fn victim_of_a_kill() {
+    let Some(dir) = std::env::var_os("VOLWARD_TEST_VICTIM") else {
+        return;
+    };
+    let backend = Arc::new(Lab::backend_in(dir.as_ref()));
+    let list = std::env::var("VOLWARD_TEST_RECORDS").unwrap();
+    let records: Vec<Record> =
+        serde_json::from_str(&std::fs::read_to_string(list).unwrap()).unwrap();
+    let workers: Vec<_> = records
+        .chunks(4)
+        .map(|records| {
+            let (backend, records) = (Arc::clone(&backend), records.to_vec());
+            std::thread::spawn(move || {
+                let mut s = session(&backend, "fast", Lane::Create);
+                for record in records {
+                    made(&mut *s, record);
+                }
+            })
+        })
+        .collect();
+    for worker in workers {
+        worker.join().unwrap();
+    }
+}
+
+#[test]
+fn killed_creates_leave_nothing_behind() {
+    let Some(lab) = Lab::asked() else { return };
+    let backend = lab.backend();
+    let mut s = session(&backend, "fast", Lane::Create);
+    let (mut whole, mut remnants) = (0, 0);
+    for round in 0..6 {
+        let records: Vec<Record> = (0..32)
+            .map(|n| record(&format!("k{round}-{n}"), "rbd"))
+            .collect();
+        let list = lab.dir.join("records.json");
+        std::fs::write(&list, serde_json::to_string(&records).unwrap()).unwrap();
+        let mut victim = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "victim_of_a_kill", "--nocapture"])
+            .env("VOLWARD_TEST_VICTIM", &lab.dir)
+            .env("VOLWARD_TEST_RECORDS", &list)
+            .stdout(std::process::Stdio::null())
+            .spawn()
+            .unwrap();
+        // As soon as the first images are seen, in the middle of the others.
+        let limit = Instant::now() + Duration::from_secs(30);
+        while !records
+            .iter()
+            .any(|r| s.inspect(r, &Unwatched).unwrap().is_some())
+        {
+            assert!(Instant::now() < limit, "the victim does nothing");
+        }
+        victim.kill().unwrap();
+        victim.wait().unwrap();
+        for (n, mut record) in records.into_iter().enumerate() {
+            match s.inspect(&record, &Unwatched).unwrap() {
+                Some(Found::Volume(_)) => whole += 1,
+                Some(Found::Half | Found::Unmarked) => remnants += 1,
+                None => {}
+                other => panic!("{other:?}"),
+            }
+            // Half of them are wished for still, the others are not.
+            if n % 2 == 0 {
+                record = made(&mut *s, record);
+            }
+            assert_eq!(trash_and_reclaim(&mut *s, &record), Reclaimed::Done);
+        }
+    }
+    println!("of 192 creates {whole} were whole and {remnants} remnants");
+    let left = lab.run(&["rados", "-p", "rbd", "ls"]);
+    let left: Vec<&str> = left
+        .lines()
+        .filter(|o| o.starts_with("rbd_id.") || o.starts_with("rbd_header."))
+        .collect();
+    assert!(left.is_empty(), "{left:?}");
+    lab.assert_empty("rbd");
+}

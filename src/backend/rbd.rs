@@ -24,7 +24,7 @@ mod survey;
 mod volume;
 mod wire;
 
-use self::cluster::IoCtx;
+use self::cluster::{EACCES, EEXIST, EPERM, IoCtx};
 use self::look::{About, Spot};
 use self::session::{Link, Links, lock};
 use crate::backend::{
@@ -35,7 +35,8 @@ use crate::model::{ErrorKind, Lane, Place, Record, Step};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 /// How to reach the cluster and where to put images.
 #[derive(Clone)]
@@ -126,7 +127,11 @@ struct Shared {
     config: Arc<RbdConfig>,
     links: Links,
     ready: Mutex<Ready>,
+    prepared: Condvar,
 }
+
+/// How long a call waits for another one that prepares the same pool.
+const PREPARE_WAIT: Duration = Duration::from_secs(10);
 
 /// Which pools are prepared for images, and which are being prepared: `POOL/NAMESPACE`.
 #[derive(Debug, Default)]
@@ -148,6 +153,7 @@ impl RbdBackend {
                 links: Links::new(Arc::clone(&config)),
                 config,
                 ready: Mutex::default(),
+                prepared: Condvar::new(),
             }),
         })
     }
@@ -343,22 +349,33 @@ impl RbdSession {
     /// from many sides, librbd's own preparation locks up.
     fn prepare(&self, pool: &str, namespace: Option<&str>) -> Result<()> {
         let key = format!("{pool}/{}", namespace.unwrap_or(""));
-        {
-            let mut ready = lock(&self.shared.ready);
+        let give_up = Instant::now() + PREPARE_WAIT;
+        let mut ready = lock(&self.shared.ready);
+        loop {
             if ready.done.contains(&key) {
                 return Ok(());
             }
-            if !ready.running.insert(key.clone()) {
+            if ready.running.insert(key.clone()) {
+                break;
+            }
+            // The one who prepares it may be hung, so the wait has an end.
+            let left = give_up.saturating_duration_since(Instant::now());
+            if left.is_zero() {
                 let words = format!("pool {pool}: another call is preparing it for images");
                 return Err(Error::new(ErrorKind::Unreachable, "rbd_pool_init", words).untouched());
             }
+            let waited = self.shared.prepared.wait_timeout(ready, left);
+            ready = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
+        drop(ready);
         let outcome = self.prepare_alone(pool, namespace);
         let mut ready = lock(&self.shared.ready);
         ready.running.remove(&key);
         if outcome.is_ok() {
             ready.done.insert(key);
         }
+        drop(ready);
+        self.shared.prepared.notify_all();
         outcome
     }
 
@@ -371,14 +388,29 @@ impl RbdSession {
         if io.exists("rbd_info").about(&thing)? {
             return Ok(());
         }
-        image::pool_init(&io).map_err(|fail| {
-            let mut error = fail.about(&thing).untouched();
-            if error.kind == ErrorKind::Forbidden {
-                error.message =
-                    format!("{thing}: it was never prepared; run once: rbd pool init {pool}");
+        match image::pool_init(&io) {
+            Ok(()) => return Ok(()),
+            Err(fail) if fail.errno == EACCES || fail.errno == EPERM => {}
+            Err(fail) => return Err(fail.about(&thing).untouched()),
+        }
+        // The capability to tag the pool is an administrator's, but all that must be done alone is
+        // what librbd does with a pool's first image. So here is one, and away with it.
+        let name = format!(
+            "{}.prepare-{}",
+            self.config().prefix,
+            self.config().instance
+        );
+        match image::create(&io, &name, 1 << 20, &image::Layout::default()) {
+            Err(fail) if fail.errno != EEXIST => {
+                let mut error = fail.about(&thing).untouched();
+                error.message = format!(
+                    "{thing}: it can't be prepared for images; run once: rbd pool init {pool}"
+                );
+                return Err(error);
             }
-            error
-        })
+            _ => {}
+        }
+        image::remove(&io, &name).about(&thing)
     }
 
     fn domain_classes(&self) -> impl Iterator<Item = &RbdClass> {
@@ -396,7 +428,8 @@ impl Session for RbdSession {
             let place = &record.place;
             session.prepare(&place.root, place.namespace.as_deref())?;
             if let Some(pool) = &place.data_pool {
-                session.prepare(pool, None)?;
+                // A pool for data alone may not be able to hold images.
+                let _ = session.prepare(pool, None);
             }
             session.make(step, record, ctl)
         })

@@ -130,16 +130,48 @@ impl Lab {
         self.backend_of("test-instance", Arc::new(Ledger0::default()), "volward")
     }
 
+    /// Creates as librbd alone does them, one after the other, for comparison.
+    pub fn raw_creates(&self, count: usize) -> String {
+        let code = "import rados, rbd, sys, time\n\
+            cluster = rados.Rados(conffile=sys.argv[1]); cluster.connect()\n\
+            io = cluster.open_ioctx('rbd'); r = rbd.RBD(); count = int(sys.argv[2])\n\
+            begun = time.time()\n\
+            for n in range(count): r.create(io, f'raw-{n}', 1 << 30, features=61)\n\
+            print(f'librbd alone: {count} creates in {time.time() - begun:.3f}s')\n";
+        let out = Command::new("/usr/bin/python3")
+            .args(["-c", code])
+            .arg(self.dir.join("ceph.conf"))
+            .arg(count.to_string())
+            .output()
+            .unwrap();
+        assert!(out.status.success());
+        String::from_utf8_lossy(&out.stdout).trim().to_owned()
+    }
+
+    /// The backend of a cluster that another process has started.
+    pub fn backend_in(dir: &Path) -> RbdBackend {
+        Lab::backend_at(
+            dir,
+            "test-instance",
+            Arc::new(Ledger0::default()),
+            "volward",
+        )
+    }
+
     pub fn backend_of(&self, instance: &str, ledger: Arc<Ledger0>, user: &str) -> RbdBackend {
+        Lab::backend_at(&self.dir, instance, ledger, user)
+    }
+
+    fn backend_at(dir: &Path, instance: &str, ledger: Arc<Ledger0>, user: &str) -> RbdBackend {
         let class = |pool: &str, domain: &str| RbdClass {
             domain: domain.into(),
             pool: pool.into(),
             ..RbdClass::default()
         };
         RbdBackend::new(RbdConfig {
-            conf: self.dir.join("ceph.conf"),
+            conf: dir.join("ceph.conf"),
             user: user.into(),
-            keyring: Some(self.dir.join(format!("{user}.keyring"))),
+            keyring: Some(dir.join(format!("{user}.keyring"))),
             options: BTreeMap::new(),
             mon_timeout_s: 5,
             prefix: "test".into(),
@@ -148,8 +180,8 @@ impl Lab {
                 ("slow".into(), class("slow", "slow")),
             ]
             .into(),
-            import_dirs: vec![self.dir.join("import")],
-            keys: [("test".into(), self.dir.join("key"))].into(),
+            import_dirs: vec![dir.join("import")],
+            keys: [("test".into(), dir.join("key"))].into(),
             instance: instance.into(),
             ledger,
             sessions_max: 16,

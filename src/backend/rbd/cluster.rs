@@ -28,6 +28,8 @@ pub struct Fail {
 pub const ENOENT: i32 = 2;
 /// EPERM.
 pub const EPERM: i32 = 1;
+/// EACCES.
+pub const EACCES: i32 = 13;
 /// EBUSY.
 pub const EBUSY: i32 = 16;
 /// EEXIST.

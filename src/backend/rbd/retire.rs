@@ -95,16 +95,26 @@ impl RbdSession {
         let Err(fail) = image::trash_move(&desk.io, &ours.name) else {
             return Ok(());
         };
-        if fail.is_gone()
-            && image::trash_get(&desk.io, &ours.id)
-                .about(&desk.title)?
-                .is_some()
+        if !fail.is_gone() {
+            return Err(fail.about(&desk.title));
+        }
+        if image::trash_get(&desk.io, &ours.id)
+            .about(&desk.title)?
+            .is_some()
         {
             // Its name may be left over; no other image can get it, because of the uid in it.
             let _ = desk.io.remove(&format!("rbd_id.{}", ours.name));
             return Ok(());
         }
-        Err(fail.about(&desk.title))
+        // The image was there just now. A full pool that never had a trash answers like this.
+        let mut error = fail.about(&desk.title);
+        error.kind = ErrorKind::Transient;
+        error.message = format!(
+            "{}: the pool has no trash, and none can be made while it is full; make room, or \
+             raise the full ratio for a moment",
+            desk.title
+        );
+        Err(error)
     }
 
     /// Snapshots that somebody may want, in words.

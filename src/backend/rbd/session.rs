@@ -7,7 +7,7 @@
 //! images. Everything that blocks here asks only the monitors and is bounded by their timeouts.
 
 use super::RbdConfig;
-use super::cluster::{Access, Cluster, ENOENT, EPERM, Fail, IoCtx};
+use super::cluster::{Access, Cluster, EACCES, ENOENT, EPERM, Fail, IoCtx};
 use crate::backend::{Error, Result};
 use crate::model::{ErrorKind, Lane};
 use std::collections::BTreeMap;
@@ -21,7 +21,6 @@ const WATCH_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long fenced addresses stay on the blocklist, in seconds. Longer than an OSD can be expected
 /// to hang and then go on with what it was asked before.
 const FENCE_S: u32 = 24 * 3600;
-const EACCES: i32 = 13;
 
 /// A lock whose holder has panicked is as good as any: each critical section leaves a valid state.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
