@@ -603,3 +603,81 @@ fn killed_creates_leave_nothing_behind() {
     assert!(left.is_empty(), "{left:?}");
     lab.assert_empty("rbd");
 }
+
+/// Tells that the lock of the image is held, and then does nothing any more.
+struct Hold(std::path::PathBuf);
+
+impl Ctl for Hold {
+    fn progress(&self, done: u64, _total: u64) -> ControlFlow<()> {
+        // By then the first writes have ended, so the lock was taken.
+        if done >= 32 << 20 {
+            std::fs::write(&self.0, "").unwrap();
+            loop {
+                std::thread::park();
+            }
+        }
+        ControlFlow::Continue(())
+    }
+
+    fn cancelled(&self) -> bool {
+        false
+    }
+}
+
+/// Not a test of its own: the process that `a_killed_owner_of_a_lock_is_fenced` kills.
+#[test]
+fn victim_with_a_lock() {
+    let Some(dir) = std::env::var_os("VOLWARD_TEST_HOLDER") else {
+        return;
+    };
+    let dir = std::path::PathBuf::from(dir);
+    let ledger = Arc::new(Ledger0::default());
+    let backend = Lab::backend_at(&dir, "test-instance", Arc::clone(&ledger), "volward");
+    let mut s = session(&backend, "fast", Lane::Create);
+    std::fs::write(dir.join("addresses"), ledger.open().join("\n")).unwrap();
+    let wish = std::fs::read_to_string(dir.join("records.json")).unwrap();
+    let wish: Record = serde_json::from_str(&wish).unwrap();
+    let _ = s.ensure_volume(Step::Import, &wish, &Hold(dir.join("holding")));
+}
+
+#[test]
+fn a_killed_owner_of_a_lock_is_fenced() {
+    let Some(lab) = Lab::asked() else { return };
+    let path = lab.dir.join("import/big");
+    std::fs::write(&path, vec![7u8; 64 << 20]).unwrap();
+    let mut wish = record("locked", "rbd");
+    wish.volume_mut().unwrap().source = Some(Source::File {
+        path: path.to_string_lossy().into_owned(),
+        format: SourceFormat::Raw,
+    });
+    let list = lab.dir.join("records.json");
+    std::fs::write(list, serde_json::to_string(&wish).unwrap()).unwrap();
+    let mut victim = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "victim_with_a_lock"])
+        .env("VOLWARD_TEST_HOLDER", &lab.dir)
+        .stdout(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    let limit = Instant::now() + Duration::from_secs(60);
+    while !lab.dir.join("holding").exists() {
+        assert!(Instant::now() < limit, "the victim never held the lock");
+        std::thread::yield_now();
+    }
+    victim.kill().unwrap();
+    victim.wait().unwrap();
+    let addresses = std::fs::read_to_string(lab.dir.join("addresses")).unwrap();
+    let addresses: Vec<String> = addresses.lines().map(str::to_owned).collect();
+    assert_eq!(addresses.len(), 1);
+    // Without the fence the dead process would be in the way for 30 s: its watch still stands.
+    assert!(
+        lab.run(&["rbd", "status", &lab.image_name(&wish)])
+            .contains("watcher=")
+    );
+    let ledger = Arc::new(Ledger0::after(&addresses));
+    let backend = lab.backend_of("test-instance", Arc::clone(&ledger), "volward");
+    let mut s = session(&backend, "fast", Lane::Create);
+    assert!(ledger.left().is_empty());
+    assert_eq!(s.inspect(&wish, &Unwatched).unwrap(), Some(Found::Half));
+    assert_eq!(trash_and_reclaim(&mut *s, &wish), Reclaimed::Done);
+    lab.assert_empty("rbd");
+}

@@ -162,7 +162,7 @@ impl Lab {
         Lab::backend_at(&self.dir, instance, ledger, user)
     }
 
-    fn backend_at(dir: &Path, instance: &str, ledger: Arc<Ledger0>, user: &str) -> RbdBackend {
+    pub fn backend_at(dir: &Path, instance: &str, ledger: Arc<Ledger0>, user: &str) -> RbdBackend {
         let class = |pool: &str, domain: &str| RbdClass {
             domain: domain.into(),
             pool: pool.into(),
