@@ -676,8 +676,47 @@ fn a_killed_owner_of_a_lock_is_fenced() {
     let ledger = Arc::new(Ledger0::after(&addresses));
     let backend = lab.backend_of("test-instance", Arc::clone(&ledger), "volward");
     let mut s = session(&backend, "fast", Lane::Create);
+    let blocklist = lab.run(&["ceph", "osd", "blocklist", "ls"]);
+    let nonce = addresses[0].rsplit('/').next().unwrap();
+    assert!(blocklist.contains(nonce), "{blocklist} lacks {addresses:?}");
     assert!(ledger.left().is_empty());
     assert_eq!(s.inspect(&wish, &Unwatched).unwrap(), Some(Found::Half));
     assert_eq!(trash_and_reclaim(&mut *s, &wish), Reclaimed::Done);
     lab.assert_empty("rbd");
+}
+
+#[test]
+fn fencing_gets_a_hung_call_back_and_another_session_does_the_work() {
+    let Some(lab) = Lab::asked() else { return };
+    let ledger = Arc::new(Ledger0::default());
+    let backend = Arc::new(lab.backend_of("test-instance", Arc::clone(&ledger), "volward"));
+    let mut create = session(&backend, "slow", Lane::Create);
+    let victim = made(&mut *create, record("victim", "slow"));
+    let mut hung = session(&backend, "slow", Lane::Delete);
+    let old = ledger.open().pop().unwrap();
+    lab.pause("slow");
+    let (done, late) = mpsc::channel();
+    let wish = victim.clone();
+    std::thread::spawn(move || {
+        let outcome = hung.retire_volume(&wish, &Unwatched);
+        drop(hung);
+        let _ = done.send(outcome);
+    });
+    backend.retire("slow", Lane::Delete);
+    // Asks the monitor only, so it works while the pool hangs.
+    assert_eq!(backend.recover_abandoned("slow").unwrap(), 1);
+    assert!(late.try_recv().is_err(), "the call was not hung");
+    lab.resume("slow");
+    let outcome = late.recv_timeout(Duration::from_secs(60)).unwrap();
+    // Rarely it gets through before its OSD learns of the fence.
+    if let Err(error) = outcome {
+        assert_eq!(error.kind, ErrorKind::SessionLost, "{error}");
+    }
+    assert!(
+        !ledger.open().contains(&old),
+        "its connection wasn't closed"
+    );
+    let mut again = session(&backend, "slow", Lane::Delete);
+    assert_eq!(trash_and_reclaim(&mut *again, &victim), Reclaimed::Done);
+    lab.assert_empty("slow");
 }
