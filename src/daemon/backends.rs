@@ -86,6 +86,51 @@ fn rbd_backend(
     )
 }
 
+#[cfg(feature = "rbd")]
+fn rbd_backend(
+    config: &Config,
+    rbd: &config::RbdBackend,
+    instance: &str,
+    ledger: Arc<dyn Ledger>,
+    faults: Option<&FaultRules>,
+) -> Result<SharedBackend, String> {
+    use crate::backend::rbd::{ClassQos, RbdBackend, RbdClass, RbdConfig};
+    let class = |(name, class): (&String, &config::Class)| {
+        let qos = ClassQos {
+            iops: class.qos.iops,
+            bytes_per_second: class.qos.bytes_per_second,
+            burst_percent: class.qos.burst_percent,
+            burst_seconds: class.qos.burst_seconds,
+        };
+        let made = RbdClass {
+            domain: class.domain.clone(),
+            pool: class.root.clone(),
+            data_pool: class.data_pool.clone(),
+            namespace: class.namespace.clone(),
+            object_size: class.object_size_bytes,
+            features: None,
+            qos,
+        };
+        (name.clone(), made)
+    };
+    let made = RbdBackend::new(RbdConfig {
+        conf: rbd.conf.clone(),
+        user: rbd.user.clone(),
+        keyring: rbd.keyring.clone(),
+        options: rbd.options.clone(),
+        mon_timeout_s: rbd.mon_timeout_ms.div_ceil(1000),
+        prefix: rbd.prefix.clone(),
+        classes: config.classes.iter().map(class).collect(),
+        import_dirs: rbd.import_dirs.clone(),
+        keys: config.keys.clone(),
+        instance: instance.to_owned(),
+        ledger,
+        sessions_max: rbd.sessions_max,
+    });
+    made.map(|backend| wrap(backend, faults))
+        .map_err(|error| format!("backend.rbd: {error}"))
+}
+
 fn fault_rules(config: &Config) -> Result<Option<FaultRules>, String> {
     if !config.faults.enabled {
         return Ok(None);
