@@ -72,7 +72,7 @@ pub struct Spot<'a> {
 #[derive(Debug)]
 pub enum Look {
     Nothing,
-    Ours(Entry),
+    Ours(Box<Entry>),
     Unmarked,
     Foreign(String),
 }
@@ -148,11 +148,11 @@ impl<'a> Spot<'a> {
             let whose = format!("{path} belongs to {name} of instance {instance}");
             return Ok(Look::Foreign(whose));
         }
-        Ok(Look::Ours(Entry {
+        Ok(Look::Ours(Box::new(Entry {
             directory,
             path,
             mark: Some(mark),
-        }))
+        })))
     }
 
     /// Makes an empty directory here, with the mark in it.

@@ -57,7 +57,7 @@ impl FileSession {
     fn in_place(&self, root: &Root, record: &Record) -> Result<Option<Entry>> {
         let place = Spot::place(root, record);
         match self.look(&place, record)? {
-            Look::Ours(entry) => Ok(Some(entry)),
+            Look::Ours(entry) => Ok(Some(*entry)),
             Look::Nothing => Ok(None),
             Look::Unmarked if record.known == Known::Free => {
                 place.remove()?;
