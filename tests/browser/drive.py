@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 """Opens a page in headless Chromium, over its debugging pipe, and looks at it.
 
-  drive.py URL [--dark] [--phone] [--shot FILE.png] [--wait JS] [--eval JS] [--seconds N]
+  drive.py URL [--dark] [--phone] [--shot FILE.png] [--wait JS] [--run COMMAND --then JS]
+           [--eval JS] [--seconds N]
 
-Waits until the expression of --wait is true (default: the page has pools), prints the value of
+Waits until the expression of --wait is true (default: the page has pools), then for --run and its
+--then, prints the value of
 --eval (default: the text of the page), and writes a screenshot of the whole page.
 """
-import argparse, json, os, subprocess, sys, tempfile, time
+import argparse, base64, json, os, shutil, subprocess, sys, tempfile, time
 
 
 class Browser:
@@ -65,10 +67,11 @@ def main():
     take.add_argument("--phone", action="store_true")
     take.add_argument("--shot")
     take.add_argument("--wait", default="document.querySelectorAll('#pools section').length > 0")
+    take.add_argument("--run", help="a shell command, once --wait holds")
+    take.add_argument("--then", default="true", help="what is waited for after --run")
     take.add_argument("--eval", default="document.body.innerText")
     take.add_argument("--seconds", type=float, default=20)
     asked = take.parse_args()
-    import shutil
     profile = tempfile.mkdtemp(prefix="volward-browser.")
     browser = Browser(profile)
     try:
@@ -80,16 +83,22 @@ def main():
         browser.call("Emulation.setEmulatedMedia", features=[
             {"name": "prefers-color-scheme", "value": "dark" if asked.dark else "light"}])
         browser.call("Page.navigate", url=asked.url)
-        end = time.monotonic() + asked.seconds
-        while not browser.eval(asked.wait):
-            if time.monotonic() > end:
-                print(browser.eval("document.body.innerText"))
-                sys.exit(f"drive.py: not within {asked.seconds} s: {asked.wait}")
-            time.sleep(0.1)
+
+        def until(wanted):
+            end = time.monotonic() + asked.seconds
+            while not browser.eval(wanted):
+                if time.monotonic() > end:
+                    print(browser.eval("document.body.innerText"))
+                    sys.exit(f"drive.py: not within {asked.seconds} s: {wanted}")
+                time.sleep(0.1)
+
+        until(asked.wait)
+        if asked.run:
+            subprocess.run(asked.run, shell=True, check=True, stdout=subprocess.DEVNULL)
+            until(asked.then)
         print(browser.eval(asked.eval))
         if asked.shot:
-            import base64
-            shot = browser.call("Page.captureScreenshot", captureBeyondViewport=True)
+            shot = browser.call("Page.captureScreenshot", captureBeyondViewport=not asked.phone)
             with open(asked.shot, "wb") as file:
                 file.write(base64.b64decode(shot["data"]))
     finally:
