@@ -64,6 +64,8 @@ pub struct Gauges {
     pub domain_full: IntGaugeVec,
     /// `volward_drill`: 1 or 0.
     pub drill: IntGaugeVec,
+    /// `volward_start_time_seconds`: since the Unix epoch.
+    pub started: IntGaugeVec,
 }
 
 /// Reasons that alerts count: they are there from the start, so that the first one is an increase.
@@ -184,6 +186,12 @@ impl Metrics {
                 &["domain"],
             ),
             drill: gauge(&r, "drill", "Whether fault rules are allowed", &[]),
+            started: gauge(
+                &r,
+                "start_time_seconds",
+                "When it started, since the Unix epoch",
+                &[],
+            ),
         };
         let commit = HistogramOpts::new(name("store_commit_seconds"), "Commits of the state file")
             .buckets(BUCKETS_S.to_vec());

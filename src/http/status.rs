@@ -308,5 +308,11 @@ pub fn metrics(hub: &Hub) -> String {
     gauges.store_writable.with_label_values(&none).set(writable);
     let drill = i64::from(hub.parts().faults.is_some());
     gauges.drill.with_label_values(&none).set(drill);
+    let started = gauges.started.with_label_values(&none);
+    if started.get() == 0 {
+        // Once: a wall clock that is set later would look like a restart.
+        let at_s = hub.parts().clock.wall_at(0).0 / 1000;
+        started.set(i64::try_from(at_s).unwrap_or(i64::MAX));
+    }
     metrics.text()
 }
