@@ -1,3 +1,4 @@
+#![allow(clippy::unwrap_used)] // files of our own
 //! The rules that a compiler can't hold: who may import whom, what the core may not call, where
 //! `unsafe` and SQL may stand, how long things may be, what must be there and what must not.
 //!
