@@ -1,10 +1,36 @@
 //! Volumes as sparse files below one or more root directories: the embedded default.
+//!
+//! ```text
+//! ROOT/volward-root.json        the id of the root
+//! ROOT/volumes/NAME-UID/        image, meta.json
+//! ROOT/snapshots/NAME-UID/      image, meta.json
+//! ROOT/trash/UID/               a deleted volume, whole; image.reclaiming once its space goes
+//! ROOT/tmp/UID/                 what is being made or removed
+//! ```
+//!
+//! This module owns that layout. An object changes its place by one rename, so it is always in
+//! exactly one; nothing is reported before it is durable. It knows nothing of schedules.
+
+mod copy;
+mod entry;
+mod errors;
+pub mod failpoint;
+mod holders;
+mod import;
+mod lease;
+mod root;
+mod session;
 
 use super::{Backend, Caps, Ctl, Error, Result, Session};
 use crate::model::{ErrorKind, Lane};
+use root::Root;
+use session::FileSession;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Sizes are whole sectors: a loop device shows no part of one.
+const SECTOR_BYTES: u64 = 512;
 
 /// Where the files are.
 #[derive(Debug, Clone, Default)]
@@ -15,21 +41,51 @@ pub struct FileConfig {
     pub import_dirs: Vec<PathBuf>,
     /// Who we are: goes into the mark of every image and into new id files.
     pub instance: String,
+    /// Root → its identity, of those that have records already. Such a root is never taken for a
+    /// new one: an unmounted disk leaves an empty directory that looks like one.
+    pub identities: BTreeMap<String, String>,
 }
 
-/// Volumes as files.
+/// Volumes as files. Clones of it are the same backend.
 #[derive(Debug, Clone)]
 pub struct FileBackend {
-    config: Arc<FileConfig>,
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    config: FileConfig,
+    /// Root → the identity that was seen first. Locked for a look only, never during I/O.
+    seen: Mutex<BTreeMap<String, String>>,
 }
 
 impl FileBackend {
     /// Touches nothing yet: a root on a hung mount delays nobody's start.
     #[must_use]
     pub fn new(config: FileConfig) -> FileBackend {
+        let seen = Mutex::new(config.identities.clone());
         FileBackend {
-            config: Arc::new(config),
+            shared: Arc::new(Shared { config, seen }),
         }
+    }
+}
+
+impl Shared {
+    /// Opens a root as the one that the record, or an earlier look, knows.
+    fn open(&self, path: &str, identity: Option<&str>) -> Result<Root> {
+        let seen = self.seen(path);
+        let expected = identity.or(seen.as_deref());
+        let root = Root::open(path, expected, &self.config.instance)?;
+        if seen.is_none() {
+            let mut all = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+            all.insert(path.to_owned(), root.identity.clone());
+        }
+        Ok(root)
+    }
+
+    fn seen(&self, path: &str) -> Option<String> {
+        let all = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        all.get(path).cloned()
     }
 }
 
@@ -41,13 +97,19 @@ impl Backend for FileBackend {
             import_raw: true,
             import_qcow2: false,
             chains: false,
-            size_unit: 1,
+            size_unit: SECTOR_BYTES,
         }
     }
 
     fn connect(&self, domain: &str, _lane: Lane, _ctl: &dyn Ctl) -> Result<Box<dyn Session>> {
-        let _ = &self.config;
-        let message = format!("domain {domain}: not built yet");
-        Err(Error::new(ErrorKind::Internal, "connect", message))
+        let Some(roots) = self.shared.config.domains.get(domain) else {
+            let message = format!("domain {domain} has no root directory in the configuration");
+            return Err(Error::new(ErrorKind::Invalid, "connect", message).untouched());
+        };
+        Ok(Box::new(FileSession::new(
+            Arc::clone(&self.shared),
+            domain.to_owned(),
+            roots.clone(),
+        )))
     }
 }
