@@ -6,6 +6,8 @@
 
 pub mod faults;
 pub mod file;
+#[cfg(feature = "rbd")]
+pub mod rbd;
 pub mod sim;
 
 use crate::model::{ErrorKind, Known, Lane, Millis, Record, Step};

@@ -9,6 +9,7 @@
 //! It is level-triggered: an object has a wish and a state, and `settle` starts whatever brings
 //! the state closer to the wish. Requests only change wishes; results only change what is known.
 
+mod admit;
 mod backoff;
 mod domain;
 mod outcome;
@@ -20,12 +21,15 @@ mod table;
 mod trouble;
 mod view;
 mod watch;
+mod wishes;
+mod work;
 
 pub use domain::{Gate, LaneState, Pause, ProbeState};
 pub use policy::{ClassPolicy, DomainPolicy, Policy, RetryPolicy};
-pub use request::{Accepted, Lookup, Refusal, Request, SourceWish, VolumeChange};
-pub use table::Run;
-pub use view::{Explained, Waiting};
+pub use request::{
+    Accepted, Lookup, Named, NewVolume, Refusal, Request, SourceWish, VolumeChange, Why,
+};
+pub use view::{DomainView, LaneView, View};
 
 use crate::backend::{Error, Outcome};
 use crate::model::{Entry, Lane, Millis, ObjectId, Phase, Record, Step};
@@ -160,7 +164,7 @@ pub enum Command {
         /// Which one.
         ticket: Ticket,
         /// What to say.
-        answer: Result<Accepted, Refusal>,
+        answer: Box<Result<Accepted, Refusal>>,
     },
     /// A pool is full of hung threads although its backend is well: end this process in order, so
     /// that the supervisor starts a new one.
@@ -200,6 +204,9 @@ pub struct Sched {
     draining: bool,
     restarting: bool,
     rng: backoff::Rng,
+    now: Millis,
+    stuck_reports: u64,
+    hot_loops: u64,
     /// What `rollback` goes back to, besides the objects (which have a journal of their own).
     saved: Option<Saved>,
     out: Vec<Command>,
@@ -228,6 +235,9 @@ impl Sched {
             draining: false,
             restarting: false,
             rng: backoff::Rng::new(seed),
+            now: Millis::default(),
+            stuck_reports: 0,
+            hot_loops: 0,
             saved: None,
             out: Vec::new(),
         };
@@ -247,23 +257,63 @@ impl Sched {
                 rng: self.rng.clone(),
             });
         }
+        self.now = now;
+        self.table.at(now);
         match event {
-            Event::Loaded { records, counts, identities } => {
-                self.loaded(now, records, counts, identities);
+            Event::Loaded {
+                records,
+                counts,
+                identities,
+            } => {
+                self.loaded(records, counts, identities);
             }
-            Event::Request { ticket, request, rows } => self.request(now, ticket, *request, rows),
-            Event::Finished { attempt, object, result, rows } => {
-                self.finished(now, attempt, object, result, rows, false);
+            Event::Request {
+                ticket,
+                request,
+                rows,
+            } => self.request(ticket, *request, &rows),
+            Event::Finished {
+                attempt,
+                object,
+                result,
+                rows,
+            } => {
+                self.finished(attempt, object, result, &rows, false);
             }
-            Event::LateReturn { attempt, object, result, rows } => {
-                self.finished(now, attempt, object, result, rows, true);
+            Event::LateReturn {
+                attempt,
+                object,
+                result,
+                rows,
+            } => {
+                self.finished(attempt, object, result, &rows, true);
             }
-            Event::Abandoned { attempt, object, started_at, at, deadline_ms, step } => {
-                self.abandoned(attempt, object, &trouble::Hang { started_at, at, deadline_ms, step });
+            Event::Abandoned {
+                attempt,
+                object,
+                started_at,
+                at,
+                deadline_ms,
+                step,
+            } => {
+                self.abandoned(
+                    attempt,
+                    object,
+                    &trouble::Hang {
+                        started_at,
+                        at,
+                        deadline_ms,
+                        step,
+                    },
+                );
             }
-            Event::Probed { domain, result } => self.probed(now, &domain, result),
-            Event::Tick { progress } => self.watch(now, &progress),
-            Event::LaneChanged { domain, lane, workers } => {
+            Event::Probed { domain, result } => self.probed(&domain, result),
+            Event::Tick { progress } => self.watch(&progress),
+            Event::LaneChanged {
+                domain,
+                lane,
+                workers,
+            } => {
                 if let Some(domain) = self.domains.get_mut(&domain) {
                     domain.lane_mut(lane).workers = workers;
                 }
@@ -274,8 +324,8 @@ impl Sched {
             }
             Event::Drain => self.draining = true,
         }
-        self.settle(now);
-        self.emit(now)
+        self.settle();
+        self.emit()
     }
 
     /// The writes of the batch are durable.
@@ -313,7 +363,6 @@ impl Sched {
 
     fn loaded(
         &mut self,
-        now: Millis,
         records: Vec<Record>,
         counts: BTreeMap<(&'static str, Phase), u64>,
         identities: BTreeMap<String, String>,
@@ -321,20 +370,28 @@ impl Sched {
         self.identities = identities;
         self.table.load(records, counts);
         for domain in self.domains.values_mut() {
-            domain.probe.next_at = Some(now);
+            domain.probe.next_at = Some(self.now);
         }
     }
 
     fn adapt_domains(&mut self) {
         for (name, policy) in &self.policy.domains {
-            self.domains.entry(name.clone()).or_insert_with(|| Domain::new(policy)).adapt(policy);
+            self.domains
+                .entry(name.clone())
+                .or_insert_with(|| Domain::new(policy))
+                .adapt(policy);
         }
     }
 
-    fn emit(&mut self, now: Millis) -> Vec<Command> {
+    fn emit(&mut self) -> Vec<Command> {
         let mut commands = self.table.take_writes();
         commands.append(&mut self.out);
-        if let Some(at) = self.next_wake(now) {
+        let wakes = [
+            self.table.next_timer(),
+            self.table.next_stuck().map(|(at, _)| at),
+            self.next_domain_wake(),
+        ];
+        if let Some(at) = wakes.into_iter().flatten().min() {
             commands.push(Command::WakeAt(at));
         }
         commands
@@ -342,6 +399,34 @@ impl Sched {
 
     fn log(&mut self, at: Millis, object: String, warning: bool, reason: &str, message: String) {
         let reason = reason.to_owned();
-        self.out.push(Command::Log(Entry { at, object, warning, reason, message }));
+        self.out.push(Command::Log(Entry {
+            at,
+            object,
+            warning,
+            reason,
+            message,
+        }));
+    }
+
+    fn log_object(&mut self, id: ObjectId, warning: bool, reason: &str, message: String) {
+        self.log_object_at(self.now, id, warning, reason, message);
+    }
+
+    fn log_object_at(
+        &mut self,
+        at: Millis,
+        id: ObjectId,
+        warning: bool,
+        reason: &str,
+        message: String,
+    ) {
+        let title = self.table.get(id).map(|object| object.record.title());
+        self.log(
+            at,
+            title.unwrap_or_else(|| id.uid().to_string()),
+            warning,
+            reason,
+            message,
+        );
     }
 }

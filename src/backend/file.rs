@@ -14,12 +14,14 @@
 mod copy;
 mod entry;
 mod errors;
-pub mod failpoint;
+mod failpoint;
 mod holders;
 mod import;
 mod lease;
 mod root;
 mod session;
+
+pub use failpoint::NAMES as FAILPOINTS;
 
 use super::{Backend, Caps, Ctl, Error, Result, Session};
 use crate::model::{ErrorKind, Lane};
@@ -75,6 +77,9 @@ impl Shared {
     fn open(&self, path: &str, identity: Option<&str>) -> Result<Root> {
         let seen = self.seen(path);
         let expected = identity.or(seen.as_deref());
+        if expected.is_none() {
+            root::make_missing(path)?;
+        }
         let root = Root::open(path, expected, &self.config.instance)?;
         if seen.is_none() {
             let mut all = self.seen.lock().unwrap_or_else(PoisonError::into_inner);

@@ -313,13 +313,13 @@ impl Record {
         self.volume().and_then(|volume| volume.source.as_ref())
     }
 
-    /// Whether nothing is left to do for it: it is ready or failed, and it isn't waiting for a
-    /// flatten. A trash entry is never settled; it ends by going.
+    /// Whether nothing is left to do for it: it is ready as last wished and waits for no flatten, or
+    /// it failed. A trash entry is never settled; it ends by going.
     #[must_use]
     pub fn is_settled(&self) -> bool {
         let flatten = self.volume().is_some_and(|volume| volume.flatten);
         match self.phase {
-            Phase::Ready => !flatten,
+            Phase::Ready => !flatten && self.observed_generation == self.generation,
             Phase::Failed | Phase::Gone => true,
             _ => false,
         }

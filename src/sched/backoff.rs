@@ -33,7 +33,11 @@ pub const IN_USE_BASE_MS: u64 = 30_000;
 pub fn retry_ms(retry: &RetryPolicy, failures: u32, rng: &mut Rng) -> u64 {
     let ms = doubled(retry.base_ms, failures, retry.cap_ms);
     let jitter = ms / 5;
-    if jitter == 0 { ms } else { ms - jitter + rng.next() % (jitter + 1) }
+    if jitter == 0 {
+        ms
+    } else {
+        ms - jitter + rng.next() % (jitter + 1)
+    }
 }
 
 /// 30 s doubling to an hour, for the `waits`-th wait in a row.
@@ -54,15 +58,21 @@ mod tests {
     #[test]
     fn doubles_up_to_the_cap() {
         let waits: Vec<u64> = (1..=9).map(in_use_ms).collect();
-        let minutes =
-            [30_000, 60_000, 120_000, 240_000, 480_000, 960_000, 1_920_000, 3_600_000, 3_600_000];
+        let minutes = [
+            30_000, 60_000, 120_000, 240_000, 480_000, 960_000, 1_920_000, 3_600_000, 3_600_000,
+        ];
         assert_eq!(waits, minutes);
         assert_eq!(in_use_ms(u32::MAX), IN_USE_CAP_MS);
     }
 
     #[test]
     fn jitter_stays_within_a_fifth_and_replays() {
-        let retry = RetryPolicy { attempts: 5, base_ms: 1000, cap_ms: 60_000, hangs: 3 };
+        let retry = RetryPolicy {
+            attempts: 5,
+            base_ms: 1000,
+            cap_ms: 60_000,
+            hangs: 3,
+        };
         let (mut one, mut two) = (Rng::new(7), Rng::new(7));
         for n in 1..20 {
             let ms = retry_ms(&retry, n, &mut one);

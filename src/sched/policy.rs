@@ -1,7 +1,7 @@
 //! The part of the configuration that the scheduler decides by.
 
 use crate::backend::Caps;
-use crate::model::{Lane, Place};
+use crate::model::{Lane, Place, Qos};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Bounds and rules. All times are in milliseconds.
@@ -63,6 +63,8 @@ pub struct RetryPolicy {
 pub struct ClassPolicy {
     /// Where its volumes go; `class` and `domain` are filled in, `identity` is not.
     pub place: Place,
+    /// Limits of volumes that name none.
+    pub qos: Option<Qos>,
 }
 
 /// The pools of a domain.

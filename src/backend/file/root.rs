@@ -123,6 +123,18 @@ impl Root {
     }
 }
 
+/// Makes the directory of a root that nobody knows yet; its parent must be there.
+pub fn make_missing(path: &str) -> Result<()> {
+    match rustix::fs::mkdirat(CWD, path, Mode::RWXU) {
+        Ok(()) | Err(Errno::EXIST) => Ok(()),
+        Err(Errno::NOENT) => Err(unreachable(format!(
+            "root {path} is not there, nor the directory that it would be in; make it, or mount \
+             the disk"
+        ))),
+        Err(errno) => Err(fail(errno, "mkdir", &format!("root {path}")).untouched()),
+    }
+}
+
 fn open_root(path: &str) -> Result<OwnedFd> {
     if !Path::new(path).is_absolute() {
         return Err(invalid("open", format!("root {path} is no absolute path")));
