@@ -39,14 +39,18 @@ pub struct Mark {
 }
 
 impl Mark {
-    pub fn new(record: &Record, instance: &str) -> Mark {
+    /// The mark of an object in that root.
+    pub fn new(root: &Root, record: &Record, instance: &str) -> Mark {
+        let mut record = record.clone();
+        // Known by now, whether or not the record has heard of it.
+        record.place.identity = Some(root.identity.clone());
         Mark {
             volward: record.id.kind().to_owned(),
             uid: record.id.uid(),
             name: record.name.clone(),
             generation: record.generation,
             instance: instance.to_owned(),
-            record: record.clone(),
+            record,
         }
     }
 }

@@ -98,7 +98,7 @@ impl FileSession {
         let tmp = Spot::tmp(root, record);
         // What a killed predecessor left: nobody else acts on this uid.
         tmp.remove()?;
-        let entry = tmp.make(&Mark::new(record, self.instance()))?;
+        let entry = tmp.make(&Mark::new(root, record, self.instance()))?;
         let filled = self.fill(root, &entry, record, ctl);
         if let Err(error) = filled {
             drop(entry);
@@ -227,15 +227,15 @@ impl FileSession {
                 .sync_all()
                 .map_err(|error| fail_io(&error, "fsync", &entry.image_path()))?;
         }
-        let marked = self.refresh_mark(entry, record)?;
+        let marked = self.refresh_mark(root, entry, record)?;
         // An earlier process may have died between its rename and its fsync.
         Spot::place(root, record).settle()?;
         state(entry, root, record, grown || marked)
     }
 
     /// Writes the record into the mark if it has changed since.
-    fn refresh_mark(&self, entry: &mut Entry, record: &Record) -> Result<bool> {
-        let mark = Mark::new(record, self.instance());
+    fn refresh_mark(&self, root: &Root, entry: &mut Entry, record: &Record) -> Result<bool> {
+        let mark = Mark::new(root, record, self.instance());
         let same = entry.mark.as_ref().is_some_and(|old| {
             old.generation == mark.generation
                 && old.name == mark.name
@@ -423,7 +423,7 @@ impl Session for FileSession {
     fn restore(&mut self, record: &Record, _ctl: &dyn Ctl) -> Result<VolumeState> {
         let root = self.open(&record.place)?;
         if let Some(mut entry) = self.look_own(&root, record)? {
-            self.refresh_mark(&mut entry, record)?;
+            self.refresh_mark(&root, &mut entry, record)?;
             Spot::place(&root, record).settle()?;
             Spot::trash(&root, record).settle()?;
             return state(&entry, &root, record, false);
@@ -438,7 +438,7 @@ impl Session for FileSession {
         let place = Spot::place(&root, record);
         trash.rename(&place, "restore.renamed")?;
         entry.path = place.path();
-        self.refresh_mark(&mut entry, record)?;
+        self.refresh_mark(&root, &mut entry, record)?;
         state(&entry, &root, record, true)
     }
 
@@ -495,6 +495,7 @@ impl Session for FileSession {
         let mut identities = BTreeMap::new();
         for path in &self.roots {
             let root = self.shared.open(path, None)?;
+            root.tidy();
             let stat = rustix::fs::fstatvfs(&root.fd)
                 .map_err(|errno| fail(errno, "statvfs", &format!("root {path}")))?;
             if stat.f_flag.contains(StatVfsMountFlags::RDONLY) {
