@@ -235,7 +235,7 @@ impl Metrics {
             } => {
                 self.0.recovered.inc_by(*sessions as u64);
             }
-            Report::Probed { .. } | Report::Spawned { .. } | Report::SpawnFailed { .. } => {}
+            Report::Probed { .. } | Report::LaneChanged { .. } | Report::SpawnFailed { .. } => {}
         }
     }
 
