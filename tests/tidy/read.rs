@@ -90,16 +90,20 @@ pub fn repository() -> Vec<Source> {
 }
 
 fn walk(root: &Path, dir: &Path, sources: &mut Vec<Source>) {
-    for entry in std::fs::read_dir(dir).unwrap() {
-        let path = entry.unwrap().path();
-        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+    for entry in std::fs::read_dir(dir).expect("a readable directory") {
+        let path = entry.expect("a readable entry").path();
+        let name = path
+            .file_name()
+            .expect("an entry has a name")
+            .to_string_lossy()
+            .into_owned();
         if name == ".git" || name == "target" {
             continue;
         }
         if path.is_dir() {
             walk(root, &path, sources);
         } else if let Ok(text) = std::fs::read_to_string(&path) {
-            let relative = path.strip_prefix(root).unwrap();
+            let relative = path.strip_prefix(root).expect("below the root");
             sources.push(Source::new(&relative.to_string_lossy(), &text));
         }
     }
