@@ -340,7 +340,11 @@ impl Pools {
             .into_iter()
             .map(|lane| layout.threads(lane) + layout.abandoned_max(lane))
             .sum();
-        self.afford(share + 1, |(domain, _)| *domain == layout.domain)?;
+        let known = self.shared.pool(&layout.domain, Lane::Create);
+        let has_probe = known.is_some_and(|pool| !pool.is_removed());
+        self.afford(share + usize::from(!has_probe), |(domain, _)| {
+            *domain == layout.domain
+        })?;
         let probe = Arc::clone(
             lock(&self.shared.probes)
                 .entry(Arc::clone(&layout.domain))
@@ -444,15 +448,17 @@ impl Pools {
         })
     }
 
-    /// The most threads that all pools can need, but for those: each its workers and what it may
+    /// The most threads that all can need: each pool, but for those, its workers and what it may
     /// abandon, so that none ever lacks a thread because of another; and a probe per domain.
     fn needed(&self, but_for: impl Fn(&Key) -> bool) -> usize {
         let pools = lock(&self.shared.pools);
         let mut needed = 0;
-        for (key, pool) in pools.iter().filter(|(key, _)| !but_for(key)) {
-            // Each domain has one pool of either lane: its probe goes with one of them.
-            let probe = usize::from(key.1 == Lane::Create && !pool.is_removed());
-            needed += pool.share() + probe;
+        for (key, pool) in pools.iter() {
+            if !but_for(key) {
+                needed += pool.share();
+            }
+            // Each domain has one pool of either lane: its probe is counted with one of them.
+            needed += usize::from(key.1 == Lane::Create && !pool.is_removed());
         }
         needed
     }

@@ -5,7 +5,11 @@
 //! so that it notices when the process was stopped: see `PAUSE_MS`.
 
 mod plan;
+#[cfg(test)]
+mod stage;
 mod systemd;
+#[cfg(test)]
+mod tests;
 mod waker;
 
 pub use systemd::Systemd;
