@@ -151,7 +151,7 @@ fn every_drill_goes_as_its_page_says() {
     assert!(blocks.len() > 8, "only {} blocks", blocks.len());
     let script: String = blocks
         .iter()
-        .map(|(title, block)| format!("echo '== {title}' >&2\n{block}"))
+        .map(|(title, block)| format!("echo \"== {title}\" >&2\n{block}"))
         .collect();
     held(&daemon.shell(&script), "docs/drills.md");
     let metrics = daemon.get("/metrics");
