@@ -116,30 +116,22 @@ impl Default for Metrics {
     }
 }
 
-impl Metrics {
-    /// All of them, at 0.
-    #[must_use]
-    pub fn new() -> Metrics {
-        let r = Registry::new();
+impl Gauges {
+    fn new(r: &Registry) -> Gauges {
         let pool = ["lane", "domain"];
-        let gauges = Gauges {
-            backlog: gauge(&r, "backlog", "Unmet wishes", &pool),
-            workers: gauge(
-                &r,
-                "workers",
-                "Worker threads",
-                &["lane", "domain", "state"],
-            ),
+        Gauges {
+            backlog: gauge(r, "backlog", "Unmet wishes", &pool),
+            workers: gauge(r, "workers", "Worker threads", &["lane", "domain", "state"]),
             abandoned: gauge(
-                &r,
+                r,
                 "abandoned_threads",
                 "Threads that hang in the backend",
                 &pool,
             ),
-            breaker: gauge(&r, "breaker_state", "0 closed, 1 half-open, 2 open", &pool),
-            objects: gauge(&r, "objects", "Volumes and snapshots", &["kind", "phase"]),
+            breaker: gauge(r, "breaker_state", "0 closed, 1 half-open, 2 open", &pool),
+            objects: gauge(r, "objects", "Volumes and snapshots", &["kind", "phase"]),
             oldest: registered(
-                &r,
+                r,
                 GaugeVec::new(
                     Opts::new(
                         name("oldest_pending_seconds"),
@@ -149,50 +141,54 @@ impl Metrics {
                 ),
             ),
             heartbeat: registered(
-                &r,
+                r,
                 GaugeVec::new(
                     Opts::new(name("heartbeat_age_seconds"), "Since a thread last beat"),
                     &["thread"],
                 ),
             ),
-            store_writable: gauge(
-                &r,
-                "store_writable",
-                "Whether the state can be written",
-                &[],
-            ),
+            store_writable: gauge(r, "store_writable", "Whether the state can be written", &[]),
             abandoned_max: gauge(
-                &r,
+                r,
                 "abandoned_threads_max",
                 "Threads that may hang before a pool stops",
                 &pool,
             ),
             backlog_max: gauge(
-                &r,
+                r,
                 "backlog_max",
                 "Unmet wishes before new ones are refused",
                 &pool,
             ),
             domain_reached: gauge(
-                &r,
+                r,
                 "domain_reached",
                 "Whether the last probe of the backend succeeded",
                 &["domain"],
             ),
             domain_full: gauge(
-                &r,
+                r,
                 "domain_full",
                 "Whether creates wait for room",
                 &["domain"],
             ),
-            drill: gauge(&r, "drill", "Whether fault rules are allowed", &[]),
+            drill: gauge(r, "drill", "Whether fault rules are allowed", &[]),
             started: gauge(
-                &r,
+                r,
                 "start_time_seconds",
                 "When it started, since the Unix epoch",
                 &[],
             ),
-        };
+        }
+    }
+}
+
+impl Metrics {
+    /// All of them, at 0.
+    #[must_use]
+    pub fn new() -> Metrics {
+        let r = Registry::new();
+        let gauges = Gauges::new(&r);
         let commit = HistogramOpts::new(name("store_commit_seconds"), "Commits of the state file")
             .buckets(BUCKETS_S.to_vec());
         let build = gauge(&r, "build_info", "The version that runs", &["version"]);
@@ -292,7 +288,7 @@ impl Metrics {
             } => {
                 self.0.recovered.inc_by(*sessions as u64);
             }
-            Report::Probed { .. } | Report::Spawned { .. } | Report::SpawnFailed { .. } => {}
+            Report::Probed { .. } | Report::LaneChanged { .. } | Report::SpawnFailed { .. } => {}
         }
     }
 

@@ -20,12 +20,16 @@ use crate::model::{Lane, Millis, Step};
 use crate::slot::{Plan, Stage, State};
 use crate::spawn;
 use crate::watchdog::Waker;
-use crossbeam::channel::Sender;
+use crossbeam::channel::{Sender, TrySendError};
 use probe::Probe;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::{fmt, io};
+use thiserror::Error;
+
+/// Sessions that may be left behind unclosed, in the life of a process.
+const LEAKED_MAX: usize = 64;
 
 /// How many threads each domain gets, and what bounds them all.
 #[derive(Debug, Clone)]
@@ -71,8 +75,10 @@ impl DomainLayout {
     }
 }
 
-/// The capacity of a reports channel on which nothing ever blocks: every thread owes at most one
-/// report about its attempt, an abandoned one a second, a failed spawn one more.
+/// The capacity of a reports channel that never fills up while the loop only dispatches to free
+/// workers: for each thread an attempt brings at most `Abandoned`, two `LaneChanged` and
+/// `LateReturn`; probes and resizes add a few. If it fills up all the same, nothing blocks and
+/// nothing is lost: see `Shared::report`.
 #[must_use]
 pub fn reports_capacity(threads_max: usize) -> usize {
     4 * threads_max + 64
@@ -137,6 +143,10 @@ pub(crate) struct Shared {
     pub(crate) waker: Waker,
     pub(crate) connect: Plan,
     reports: Sender<Report>,
+    /// Reports that found the channel full, oldest first.
+    spilled: Mutex<VecDeque<Report>>,
+    /// Sessions that were left behind because a call of theirs panicked.
+    leaked: AtomicUsize,
     spawner: Spawner,
     stack_bytes: usize,
     threads: AtomicUsize,
@@ -152,10 +162,43 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Shared {
+    /// Reports to the loop, in order, and never blocks: what finds the channel full is kept, and
+    /// goes first with the next report or look of the watchdog.
     pub(crate) fn report(&self, report: Report) {
-        if self.reports.send(report).is_err() {
-            log::debug!("nobody listens to reports any more");
+        let mut spilled = lock(&self.spilled);
+        spilled.push_back(report);
+        if !self.drain(&mut spilled) {
+            log::debug!("the loop is behind: {} reports wait", spilled.len());
+            self.waker.ring();
         }
+    }
+
+    /// Sends what was kept. False if some of it is still here.
+    pub(crate) fn flush(&self) -> bool {
+        self.drain(&mut lock(&self.spilled))
+    }
+
+    fn drain(&self, spilled: &mut VecDeque<Report>) -> bool {
+        while let Some(report) = spilled.pop_front() {
+            match self.reports.try_send(report) {
+                Ok(()) => {}
+                Err(TrySendError::Full(report)) => {
+                    spilled.push_front(report);
+                    return false;
+                }
+                Err(TrySendError::Disconnected(_)) => spilled.clear(),
+            }
+        }
+        true
+    }
+
+    /// Whether one more session may be left behind unclosed.
+    pub(crate) fn may_leak(&self) -> bool {
+        self.leaked
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |leaked| {
+                (leaked < LEAKED_MAX).then_some(leaked + 1)
+            })
+            .is_ok()
     }
 
     /// Tells what may be left untold when the channel is full.
@@ -175,11 +218,6 @@ impl Shared {
             self.thread_ended();
             Refusal::System(error)
         })
-    }
-
-    /// Whether `limits.threads` is reached.
-    pub(crate) fn is_full(&self) -> bool {
-        self.threads.load(Ordering::Acquire) >= self.threads_max.load(Ordering::Relaxed)
     }
 
     fn thread_ended(&self) {
@@ -204,6 +242,7 @@ impl Shared {
 #[derive(Debug)]
 pub(crate) enum Refusal {
     Budget(usize),
+    Crowded(usize),
     System(io::Error),
 }
 
@@ -211,32 +250,59 @@ impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Refusal::Budget(max) => write!(f, "limits.threads ({max}) is reached"),
+            Refusal::Crowded(gone) => write!(
+                f,
+                "no new worker until one of {gone} threads that were given up or told to leave ends"
+            ),
             Refusal::System(error) => write!(f, "the system gave no thread: {error}"),
         }
     }
 }
 
-impl From<Refusal> for io::Error {
-    fn from(refusal: Refusal) -> io::Error {
-        match refusal {
-            Refusal::Budget(_) => io::Error::other(refusal.to_string()),
-            Refusal::System(error) => error,
-        }
-    }
+/// Why the pools can't be as asked.
+#[derive(Debug, Error)]
+pub enum PoolsError {
+    /// Some pool could then not replace what it abandons, because others used up the threads.
+    #[error(
+        "limits.threads is {threads_max}, but the pools can need {needed} threads (workers, those \
+         that may be abandoned, a probe per domain); raise it, or lower lanes.*.threads and \
+         lanes.*.abandoned_max"
+    )]
+    Budget {
+        /// `limits.threads`.
+        threads_max: usize,
+        /// What all pools together can need.
+        needed: usize,
+    },
+    /// There is no such pool.
+    #[error("there is no pool for domain {domain}")]
+    NoPool {
+        /// Which domain.
+        domain: String,
+    },
+    /// A thread could not be started.
+    #[error("domain {domain}: {cause}")]
+    Spawn {
+        /// Which domain.
+        domain: String,
+        /// In words.
+        cause: String,
+    },
 }
 
 impl Pools {
     /// Starts all pools and probe threads. `reports` should have `reports_capacity` places.
     ///
     /// # Errors
-    /// When a thread can't be started or the layout exceeds `threads_max`.
+    /// When a thread can't be started, or the pools can need more than `threads_max`. What was
+    /// started by then ends again.
     pub fn start(
         backend: SharedBackend,
         layout: &Layout,
         clock: Clock,
         spawner: Spawner,
         reports: Sender<Report>,
-    ) -> io::Result<Pools> {
+    ) -> Result<Pools, PoolsError> {
         let pools = Pools {
             shared: Arc::new(Shared {
                 backend,
@@ -244,6 +310,8 @@ impl Pools {
                 waker: Waker::default(),
                 connect: layout.connect,
                 reports,
+                spilled: Mutex::default(),
+                leaked: AtomicUsize::new(0),
                 spawner,
                 stack_bytes: layout.stack_bytes,
                 threads: AtomicUsize::new(0),
@@ -253,7 +321,10 @@ impl Pools {
             }),
         };
         for domain in &layout.domains {
-            pools.add_domain(domain)?;
+            if let Err(error) = pools.add_domain(domain) {
+                pools.shutdown();
+                return Err(error);
+            }
         }
         Ok(pools)
     }
@@ -261,15 +332,25 @@ impl Pools {
     /// Adds a domain, or gives a known one (also a removed one) these numbers.
     ///
     /// # Errors
-    /// When a thread can't be started. Workers that are missing then are started later; a missing
-    /// probe thread is started by the next `probe`.
-    pub fn add_domain(&self, layout: &DomainLayout) -> io::Result<()> {
+    /// When all pools can then need more than `threads_max` (nothing is changed), or when a thread
+    /// can't be started: workers that are missing then are started later, a missing probe thread
+    /// is started by the next `probe`.
+    pub fn add_domain(&self, layout: &DomainLayout) -> Result<(), PoolsError> {
+        let share: usize = Lane::ALL
+            .into_iter()
+            .map(|lane| layout.threads(lane) + layout.abandoned_max(lane))
+            .sum();
+        let known = self.shared.pool(&layout.domain, Lane::Create);
+        let has_probe = known.is_some_and(|pool| !pool.is_removed());
+        self.afford(share + usize::from(!has_probe), |(domain, _)| {
+            *domain == layout.domain
+        })?;
         let probe = Arc::clone(
             lock(&self.shared.probes)
                 .entry(Arc::clone(&layout.domain))
                 .or_insert_with(|| Arc::new(Probe::new(Arc::clone(&layout.domain)))),
         );
-        let mut outcome = probe.ensure(&self.shared);
+        let mut outcome = probe.restore(&self.shared);
         for lane in Lane::ALL {
             let pool = Arc::clone(
                 lock(&self.shared.pools)
@@ -278,43 +359,108 @@ impl Pools {
             );
             pool.configure(layout.threads(lane), layout.abandoned_max(lane));
             let filled = pool.fill(&self.shared, self.shared.clock.now_ms());
+            pool.announce(&self.shared);
             outcome = outcome.and(filled.map(drop));
         }
         self.shared.waker.ring();
-        Ok(outcome?)
+        outcome.map_err(|refusal| PoolsError::Spawn {
+            domain: layout.domain.to_string(),
+            cause: refusal.to_string(),
+        })
     }
 
     /// Takes a domain away: its workers end after what they are doing, its probe thread as well.
     pub fn remove_domain(&self, domain: &str) {
-        lock(&self.shared.probes).remove(domain);
+        let probe = lock(&self.shared.probes).get(domain).cloned();
+        if let Some(probe) = probe {
+            probe.remove();
+        }
         for lane in Lane::ALL {
             if let Some(pool) = self.shared.pool(domain, lane) {
-                pool.remove();
+                pool.remove(&self.shared);
             }
         }
         self.shared.waker.ring();
     }
 
-    /// Gives a lane that many workers, live: missing ones are started, surplus ones end when they
-    /// have nothing to do. False if there is no such pool.
-    pub fn resize(&self, domain: &str, lane: Lane, threads: usize, abandoned_max: usize) -> bool {
-        let Some(pool) = self.shared.pool(domain, lane) else {
-            return false;
-        };
+    /// Gives a lane these numbers, live: missing workers are started (now, or later if the system
+    /// has no thread to give), surplus ones end when they have nothing to do. To move threads from
+    /// one lane to another, shrink first.
+    ///
+    /// # Errors
+    /// When there is no such pool, or all pools can then need more than `threads_max`; nothing is
+    /// changed then.
+    pub fn resize(
+        &self,
+        domain: &str,
+        lane: Lane,
+        threads: usize,
+        abandoned_max: usize,
+    ) -> Result<(), PoolsError> {
+        let pool = self
+            .shared
+            .pool(domain, lane)
+            .filter(|pool| !pool.is_removed())
+            .ok_or_else(|| PoolsError::NoPool {
+                domain: domain.to_owned(),
+            })?;
+        self.afford(threads + abandoned_max, |(other, of)| {
+            &**other == domain && *of == lane
+        })?;
         pool.configure(threads, abandoned_max);
         if let Err(refusal) = pool.fill(&self.shared, self.shared.clock.now_ms()) {
-            log::warn!("domain={domain} lane={} {refusal}", lane.as_str());
+            pool.complain(&self.shared, &refusal);
         }
+        pool.announce(&self.shared);
         self.shared.waker.ring();
-        true
+        Ok(())
     }
 
-    /// Changes `limits.threads`. Threads that are above it stay; no more are started.
-    pub fn set_threads_max(&self, threads_max: usize) {
+    /// Changes `limits.threads`.
+    ///
+    /// # Errors
+    /// When the pools can need more.
+    pub fn set_threads_max(&self, threads_max: usize) -> Result<(), PoolsError> {
+        let needed = self.needed(|_| false);
+        if needed > threads_max {
+            return Err(PoolsError::Budget {
+                threads_max,
+                needed,
+            });
+        }
         self.shared
             .threads_max
             .store(threads_max, Ordering::Relaxed);
         self.shared.waker.ring();
+        Ok(())
+    }
+
+    /// Whether `share` threads more can be promised in place of what those pools have.
+    fn afford(&self, share: usize, instead_of: impl Fn(&Key) -> bool) -> Result<(), PoolsError> {
+        let needed = self.needed(instead_of) + share;
+        let threads_max = self.shared.threads_max.load(Ordering::Relaxed);
+        if needed <= threads_max {
+            return Ok(());
+        }
+        Err(PoolsError::Budget {
+            threads_max,
+            needed,
+        })
+    }
+
+    /// The most threads that all can need: each pool, but for those, its workers and what it may
+    /// abandon, so that none ever lacks a thread because of another; and a probe per domain.
+    fn needed(&self, but_for: impl Fn(&Key) -> bool) -> usize {
+        let pools = lock(&self.shared.pools);
+        let mut needed = 0;
+        for (key, pool) in pools.iter() {
+            if !but_for(key) {
+                needed += pool.share();
+            }
+            // Each domain has one pool of either lane: its probe is counted with one of them.
+            needed += usize::from(key.1 == Lane::Create && !pool.is_removed());
+        }
+        needed
     }
 
     /// How many workers of that pool are free: that many jobs it takes now.
@@ -344,7 +490,7 @@ impl Pools {
     /// The job, when no worker is free (or there is no such pool).
     pub fn dispatch(&self, job: Job) -> Result<(), Box<Job>> {
         match self.shared.pool(&job.domain, job.lane) {
-            Some(pool) => pool.dispatch(Box::new(job)),
+            Some(pool) => pool.dispatch(Box::new(job), self.shared.clock.now_ms()),
             None => Err(Box::new(job)),
         }
     }
@@ -393,17 +539,30 @@ impl Pools {
     }
 
     /// Ends what can end: free workers and idle probe threads at once, running attempts are
-    /// cancelled and their workers end afterwards. Waits for nobody; hung threads stay, and the
-    /// process ends with `_exit`. The order of an end: stop dispatching, `shutdown`, take reports
-    /// until nothing runs or the patience is over, stop the watchdog, close store and lock, exit.
-    pub fn shutdown(&self) {
-        lock(&self.shared.probes).clear();
+    /// cancelled and their workers end afterwards. Says what still runs. Waits for nobody, as
+    /// only the loop can take the reports meanwhile; hung threads stay, and the process ends with
+    /// `_exit`. The order of an end: stop dispatching, `shutdown`, take reports until nothing
+    /// `running` is unabandoned or the patience is over, stop the watchdog, close store and lock,
+    /// exit.
+    pub fn shutdown(&self) -> Vec<Running> {
+        let probes: Vec<Arc<Probe>> = lock(&self.shared.probes).values().cloned().collect();
+        for probe in probes {
+            probe.remove();
+        }
         let now_ms = self.shared.clock.now_ms();
         for pool in self.shared.all_pools() {
-            pool.remove();
+            pool.remove(&self.shared);
             pool.cancel_all(now_ms);
         }
         self.shared.waker.ring();
+        self.running()
+    }
+
+    /// Sessions that were left behind unclosed because a call of theirs panicked. Bounded:
+    /// beyond `LEAKED_MAX` such sessions are closed.
+    #[must_use]
+    pub fn leaked_sessions(&self) -> usize {
+        self.shared.leaked.load(Ordering::Relaxed)
     }
 
     fn snapshot(&self, seat: &Seat) -> Option<Running> {
@@ -417,21 +576,17 @@ impl Pools {
             State::Abandoned => true,
             State::Idle | State::Done => return None,
         };
-        let connecting = seen.stage() == Stage::Connect;
+        let about = About {
+            connecting: seen.stage() == Stage::Connect,
+            ..about
+        };
         let due = seat.slot.due(seen);
         let (done, total) = seat.slot.figures();
         let wall = |at_ms| self.shared.clock.wall_at(at_ms);
         Some(Running {
             title,
-            doing: if connecting {
-                Step::Connect
-            } else {
-                about.step
-            },
-            about: About {
-                connecting,
-                ..about
-            },
+            doing: about.doing(),
+            about,
             abandoned,
             cancelled_at: seat.slot.cancelled_at_ms().map(wall),
             deadline_at: wall(due.abandon_ms),

@@ -5,17 +5,22 @@
 //! so that it notices when the process was stopped: see `PAUSE_MS`.
 
 mod plan;
+#[cfg(test)]
+mod stage;
 mod systemd;
+#[cfg(test)]
+mod tests;
 mod waker;
 
 pub use systemd::Systemd;
 pub(crate) use waker::Waker;
 
 use crate::heartbeat::Heartbeats;
-use crate::pool::{About, Given, Pool, Pools, Report, Seat, Shared, Unreplaced, lock};
+use crate::pool::{About, Given, Pool, Pools, Refusal, Report, Seat, Shared, Unreplaced, lock};
 use crate::slot::{Due, Seen, Stage, State};
-use crate::spawn;
+use crate::spawn::{self, panic_text};
 use crossbeam::sync::Parker;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -31,6 +36,9 @@ const GRACE_MS: u64 = 5_000;
 
 /// The longest sleep while something runs.
 const LOOK_MS: u64 = 1_000;
+
+/// How often reports that found their channel full are tried again.
+const FLUSH_MS: u64 = 20;
 
 /// What the watchdog thread is started with.
 #[derive(Debug)]
@@ -191,7 +199,11 @@ impl Watch {
             next_ms = earlier(next_ms, self.mend(&pool, now_ms));
         }
         self.shared.sweep();
-        next_ms
+        if self.shared.flush() {
+            next_ms
+        } else {
+            earlier(next_ms, Some(now_ms + FLUSH_MS))
+        }
     }
 
     fn look_at(&self, pool: &Arc<Pool>, seat: &Arc<Seat>, now_ms: u64) -> Option<u64> {
@@ -242,20 +254,22 @@ impl Watch {
     /// An attempt was given up: its pool gets a fresh worker and the loop a report.
     fn replace(&self, pool: &Arc<Pool>, seat: &Seat, seen: Seen, due: Due, now_ms: u64) {
         let shared = &self.shared;
-        shared.backend.retire(&pool.domain, pool.lane);
+        let retired = catch_unwind(AssertUnwindSafe(|| {
+            shared.backend.retire(&pool.domain, pool.lane);
+        }));
+        if let Err(payload) = retired {
+            log::error!("retire panicked: {}", panic_text(payload.as_ref()));
+        }
         let filled = pool.fill(shared, now_ms);
         let unreplaced = Unreplaced::of(&filled);
         if let Err(refusal) = &filled {
-            log::warn!(
-                "domain={} lane={} {refusal}",
-                pool.domain,
-                pool.lane.as_str()
-            );
+            pool.complain(shared, refusal);
         }
         let Some((about, title)) = lock(&seat.about).clone() else {
             return;
         };
         let ran_ms = now_ms.saturating_sub(about.started_ms);
+        let deadline_ms = due.abandon_ms.saturating_sub(about.started_ms);
         let late_ms = now_ms.saturating_sub(due.abandon_ms);
         log::warn!(
             "{}={} attempt={} step={} lane={} domain={} abandoned after {ran_ms} ms: {title}",
@@ -273,9 +287,11 @@ impl Watch {
             },
             abandoned_at: shared.clock.wall(),
             ran_ms,
+            deadline_ms,
             late_ms,
             unreplaced,
         });
+        pool.announce(shared);
     }
 
     /// Starts workers that are missing. Says when to try again.
@@ -285,12 +301,18 @@ impl Watch {
         {
             return Some(retry_at_ms);
         }
-        if self.shared.is_full() {
-            // A thread that ends rings.
-            return None;
+        match pool.fill(&self.shared, now_ms) {
+            Ok(0) => {}
+            Ok(_) => pool.announce_change(&self.shared),
+            Err(refusal) => {
+                pool.complain(&self.shared, &refusal);
+                pool.announce_change(&self.shared);
+                if !matches!(refusal, Refusal::System(_)) {
+                    // A thread that ends rings.
+                    return None;
+                }
+            }
         }
-        let filled = pool.fill(&self.shared, now_ms);
-        pool.tell(&self.shared, &filled);
         pool.missing()
             .map(|at_ms| at_ms.unwrap_or(now_ms + LOOK_MS))
     }

@@ -61,8 +61,6 @@ pub struct Engine {
     deadlines: crate::config::Deadlines,
     end: Option<End>,
     drain_until: Option<u64>,
-    /// Live workers of each pool, as the scheduler was told last.
-    workers: BTreeMap<(String, crate::model::Lane), usize>,
 }
 
 impl Engine {
@@ -85,7 +83,6 @@ impl Engine {
             deadlines,
             end: None,
             drain_until: None,
-            workers: BTreeMap::new(),
         }
     }
 
@@ -149,13 +146,8 @@ impl Engine {
         while events.len() < BATCH
             && let Ok(report) = self.inlets.reports.try_recv()
         {
-            // The scheduler takes the worker off that hangs; what the pool has is told anew.
-            if let Report::Abandoned { about, .. } = &report {
-                self.workers.remove(&(about.domain.to_string(), about.lane));
-            }
             events.extend(self.event_of(report));
         }
-        self.count_workers(&mut events);
         while let Ok(word) = self.inlets.words.try_recv() {
             self.word(word, &mut events);
         }
@@ -180,28 +172,6 @@ impl Engine {
             });
         }
         events
-    }
-
-    /// Pools whose number of live workers isn't what the scheduler was told last.
-    fn count_workers(&mut self, events: &mut Vec<Event>) {
-        for pool in &self.hub.view().lanes {
-            let workers = self
-                .hub
-                .parts()
-                .pools
-                .counts(&pool.domain, pool.lane)
-                .threads;
-            let key = (pool.domain.clone(), pool.lane);
-            if self.workers.get(&key) != Some(&workers) {
-                self.workers.insert(key, workers);
-                let (domain, lane) = (pool.domain.clone(), pool.lane);
-                events.push(Event::LaneChanged {
-                    domain,
-                    lane,
-                    workers,
-                });
-            }
-        }
     }
 
     fn progress(&self) -> BTreeMap<u64, Millis> {
@@ -232,25 +202,29 @@ impl Engine {
             Report::Abandoned {
                 about,
                 ran_ms,
-                late_ms,
+                deadline_ms,
                 ..
             } => Event::Abandoned {
                 attempt: about.attempt,
                 object: about.object,
                 started_at: at(about.started_ms),
                 at: at(about.started_ms + ran_ms),
-                deadline_ms: ran_ms.saturating_sub(late_ms),
-                step: if about.connecting {
-                    crate::model::Step::Connect
-                } else {
-                    about.step
-                },
+                deadline_ms,
+                step: about.doing(),
             },
             Report::Probed { domain, result, .. } => Event::Probed {
                 domain: domain.to_string(),
                 result,
             },
-            Report::Spawned { .. } => return None,
+            Report::LaneChanged {
+                domain,
+                lane,
+                workers,
+            } => Event::LaneChanged {
+                domain: domain.to_string(),
+                lane,
+                workers,
+            },
             Report::SpawnFailed {
                 domain,
                 lane,
@@ -286,7 +260,9 @@ impl Engine {
         for (name, bounds) in &super::backends::policy(&config, &self.hub).domains {
             for lane in crate::model::Lane::ALL {
                 let (threads, max) = (bounds.threads(lane), bounds.abandoned_max(lane));
-                self.hub.parts().pools.resize(name, lane, threads, max);
+                if let Err(error) = self.hub.parts().pools.resize(name, lane, threads, max) {
+                    log::error!("lanes.{} stays as it was: {error}", lane.as_str());
+                }
             }
         }
         log::set_max_level(config.log_level);

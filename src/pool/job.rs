@@ -60,12 +60,26 @@ pub struct About {
     pub started_at: Millis,
     /// The same on the monotonic clock, in milliseconds.
     pub started_ms: u64,
+    /// How long the job had waited for a worker to take it, in milliseconds.
+    pub waited_ms: u64,
+}
+
+impl About {
+    /// What the thread was inside of: the step of the job, or `Connect`.
+    #[must_use]
+    pub fn doing(&self) -> Step {
+        if self.connecting {
+            Step::Connect
+        } else {
+            self.step
+        }
+    }
 }
 
 /// Why an abandoned worker has no replacement yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unreplaced {
-    /// `limits.threads` is reached; tried again when a thread ends.
+    /// `limits.threads`, or this pool's share of it, is used up; tried again when a thread ends.
     Budget,
     /// The system gave no thread; tried again with backoff.
     SpawnFailed,
@@ -95,6 +109,9 @@ pub enum Report {
         abandoned_at: Millis,
         /// How long it had run, in milliseconds.
         ran_ms: u64,
+        /// How long it was allowed to run, in milliseconds: from its start to its deadline, which
+        /// progress may have put off.
+        deadline_ms: u64,
         /// Milliseconds between its deadline and now.
         late_ms: u64,
         /// `None` if a replacement was started.
@@ -128,14 +145,16 @@ pub enum Report {
         /// How long it took, in milliseconds.
         ran_ms: u64,
     },
-    /// A pool has one worker more than before: a late replacement or one after a resize.
-    Spawned {
+    /// The number of workers of a pool, after each change of it: at the start, after a resize, when
+    /// a worker came or ended. After an `Abandoned` (which took one off) it says whether there is
+    /// a replacement. The last one that was sent is the truth.
+    LaneChanged {
         /// Which domain.
         domain: Arc<str>,
         /// Which lane.
         lane: Lane,
-        /// When, on the wall clock.
-        at: Millis,
+        /// Workers, busy ones included, abandoned ones not.
+        workers: usize,
     },
     /// A worker could not be started; tried again with backoff. Only told if there is room in the
     /// channel: the counts say the same.

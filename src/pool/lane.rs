@@ -64,7 +64,9 @@ pub(crate) struct Pool {
 #[derive(Default)]
 struct State {
     wanted: usize,
+    /// Workers that aren't abandoned or leaving, those that are being started included.
     live: usize,
+    starting: usize,
     ready: usize,
     /// Workers that were told to leave, or left by themselves, and haven't ended yet.
     leaving: usize,
@@ -74,14 +76,35 @@ struct State {
     seats: Vec<Arc<Seat>>,
     /// Seats (by id) whose attempt is overdue while `abandoned_max` is reached.
     late: Vec<u64>,
-    /// Attempts in the channel, and whether they are cancelled already.
-    queued: BTreeMap<u64, bool>,
+    /// Attempts in the channel.
+    queued: BTreeMap<u64, Queued>,
     last_id: u64,
     retry_at_ms: Option<u64>,
     backoff_ms: u64,
+    /// The number of workers that the loop was told last.
+    told: Option<usize>,
+    /// The present lack of workers has been logged.
+    lack_told: bool,
+}
+
+/// An attempt that no worker has taken yet.
+struct Queued {
+    cancelled: bool,
+    since_ms: u64,
 }
 
 impl State {
+    /// Workers that take jobs or have one.
+    fn workers(&self) -> usize {
+        self.live.saturating_sub(self.starting)
+    }
+
+    /// Whether another thread would be more than this pool may ever have: threads that were told
+    /// to leave and those abandoned beyond a lowered `abandoned_max` use up its share.
+    fn is_crowded(&self) -> bool {
+        self.live + self.leaving + self.abandoned >= self.wanted + self.abandoned_max
+    }
+
     /// Puts off the next try, unless one is to come anyway.
     fn back_off(&mut self, now_ms: u64) {
         if self.retry_at_ms.is_none_or(|at_ms| at_ms <= now_ms) {
@@ -116,6 +139,7 @@ impl Pool {
         }
     }
 
+    /// Gives it these numbers; `fill` and `announce` come next.
     pub(super) fn configure(&self, threads: usize, abandoned_max: usize) {
         let mut state = lock(&self.state);
         state.removed = false;
@@ -124,13 +148,51 @@ impl Pool {
         self.resize(threads);
     }
 
-    pub(super) fn remove(&self) {
+    pub(super) fn remove(&self, shared: &Shared) {
         lock(&self.state).removed = true;
         self.resize(0);
+        self.announce(shared);
+    }
+
+    pub(super) fn is_removed(&self) -> bool {
+        lock(&self.state).removed
+    }
+
+    /// The most threads that it may need; 0 once it was removed.
+    pub(super) fn share(&self) -> usize {
+        let state = lock(&self.state);
+        if state.removed {
+            0
+        } else {
+            state.wanted + state.abandoned_max
+        }
+    }
+
+    /// Tells the loop how many workers there are. The number is read and sent under one lock, so
+    /// the last one told is the last one true.
+    pub(crate) fn announce(&self, shared: &Shared) {
+        self.announce_in(shared, &mut lock(&self.state));
+    }
+
+    /// The same, unless that number was told last.
+    pub(crate) fn announce_change(&self, shared: &Shared) {
+        let mut state = lock(&self.state);
+        if state.told != Some(state.workers()) {
+            self.announce_in(shared, &mut state);
+        }
+    }
+
+    fn announce_in(&self, shared: &Shared, state: &mut State) {
+        state.told = Some(state.workers());
+        shared.report(Report::LaneChanged {
+            domain: Arc::clone(&self.domain),
+            lane: self.lane,
+            workers: state.workers(),
+        });
     }
 
     /// Sets the number of workers and lets free surplus ones leave; busy ones leave at their end.
-    pub(super) fn resize(&self, threads: usize) {
+    fn resize(&self, threads: usize) {
         let mut state = lock(&self.state);
         state.wanted = threads.min(THREADS_MAX);
         state.retry_at_ms = None;
@@ -153,8 +215,8 @@ impl Pool {
         let state = lock(&self.state);
         Counts {
             wanted: state.wanted,
-            threads: state.live,
-            busy: state.live - state.ready,
+            threads: state.workers(),
+            busy: state.workers().saturating_sub(state.ready),
             idle: state.ready,
             abandoned: state.abandoned,
             abandoned_max: state.abandoned_max,
@@ -166,7 +228,7 @@ impl Pool {
         lock(&self.state).seats.clone()
     }
 
-    pub(super) fn dispatch(&self, job: Box<Job>) -> Result<(), Box<Job>> {
+    pub(super) fn dispatch(&self, job: Box<Job>, now_ms: u64) -> Result<(), Box<Job>> {
         let mut state = lock(&self.state);
         if state.ready == 0 {
             return Err(job);
@@ -175,7 +237,11 @@ impl Pool {
         match self.sender.try_send(Order::Run(job)) {
             Ok(()) => {
                 state.ready -= 1;
-                state.queued.insert(attempt, false);
+                let queued = Queued {
+                    cancelled: false,
+                    since_ms: now_ms,
+                };
+                state.queued.insert(attempt, queued);
                 Ok(())
             }
             Err(error) => match error.into_inner() {
@@ -187,8 +253,8 @@ impl Pool {
 
     pub(super) fn cancel(&self, attempt: u64, now_ms: u64) -> bool {
         let mut state = lock(&self.state);
-        if let Some(cancelled) = state.queued.get_mut(&attempt) {
-            return !std::mem::replace(cancelled, true);
+        if let Some(queued) = state.queued.get_mut(&attempt) {
+            return !std::mem::replace(&mut queued.cancelled, true);
         }
         state
             .seats
@@ -198,8 +264,8 @@ impl Pool {
 
     pub(super) fn cancel_all(&self, now_ms: u64) {
         let mut state = lock(&self.state);
-        for cancelled in state.queued.values_mut() {
-            *cancelled = true;
+        for queued in state.queued.values_mut() {
+            queued.cancelled = true;
         }
         for seat in &state.seats {
             seat.slot.cancel(seat.slot.seen().attempt(), now_ms);
@@ -208,7 +274,10 @@ impl Pool {
 
     /// A worker begins its job: from here on `cancel` finds it in its slot.
     pub(super) fn begin(&self, shared: &Shared, seat: &Seat, job: &Job, stage: Stage) -> About {
+        let mut state = lock(&self.state);
+        let queued = state.queued.remove(&job.attempt);
         let now_ms = shared.clock.now_ms();
+        let since_ms = queued.as_ref().map_or(now_ms, |queued| queued.since_ms);
         let about = About {
             object: job.object,
             attempt: job.attempt,
@@ -218,25 +287,26 @@ impl Pool {
             connecting: stage == Stage::Connect,
             started_at: shared.clock.wall(),
             started_ms: now_ms,
+            waited_ms: now_ms.saturating_sub(since_ms),
         };
         let plan = match stage {
             Stage::Connect => shared.connect,
             Stage::Work => worker::plan(job),
         };
-        let mut state = lock(&self.state);
-        let cancelled = state.queued.remove(&job.attempt).unwrap_or(false);
+        let cancelled = queued.is_some_and(|queued| queued.cancelled);
         *lock(&seat.about) = Some((about.clone(), job.title.clone()));
         seat.slot.begin(job.attempt, stage, plan, cancelled, now_ms);
         about
     }
 
     /// A worker has ended its attempt. True if it goes on, false if it leaves.
-    pub(super) fn end(&self, seat: &Seat) -> bool {
+    pub(super) fn end(&self, shared: &Shared, seat: &Seat) -> bool {
         let mut state = lock(&self.state);
         state.late.retain(|id| *id != seat.id);
         if state.live > state.wanted {
             state.live -= 1;
             state.leaving += 1;
+            self.announce_in(shared, &mut state);
             return false;
         }
         state.ready += 1;
@@ -251,7 +321,10 @@ impl Pool {
         match end {
             End::Abandoned => state.abandoned -= 1,
             End::Left => state.leaving -= 1,
-            End::Crashed => state.live -= 1,
+            End::Crashed => {
+                state.live -= 1;
+                self.announce_in(shared, &mut state);
+            }
         }
         drop(state);
         shared.thread_ended();
@@ -282,22 +355,29 @@ impl Pool {
         (state.live < state.wanted).then_some(state.retry_at_ms)
     }
 
-    /// Starts the workers that are missing. Says how many were started.
+    /// Starts the workers that are missing. Says how many were started. Doesn't announce them: the
+    /// loop must hear of an abandoned worker before it hears of the next.
     pub(crate) fn fill(self: &Arc<Pool>, shared: &Arc<Shared>, now_ms: u64) -> Filled {
         let mut started = 0;
         loop {
             let mut state = lock(&self.state);
             if state.live >= state.wanted {
                 state.retry_at_ms = None;
+                state.lack_told = false;
                 return Ok(started);
             }
+            if state.is_crowded() {
+                return Err(Refusal::Crowded(state.leaving + state.abandoned));
+            }
             state.live += 1;
+            state.starting += 1;
             state.last_id += 1;
             let id = state.last_id;
             drop(state);
             if let Err(refusal) = self.hire(shared, id) {
                 let mut state = lock(&self.state);
                 state.live -= 1;
+                state.starting -= 1;
                 state.seats.retain(|seat| seat.id != id);
                 if matches!(refusal, Refusal::System(_)) {
                     state.back_off(now_ms);
@@ -305,6 +385,7 @@ impl Pool {
                 return Err(refusal);
             }
             let mut state = lock(&self.state);
+            state.starting -= 1;
             state.ready += 1;
             state.backoff_ms = 0;
             state.retry_at_ms = None;
@@ -328,23 +409,21 @@ impl Pool {
         )
     }
 
-    /// Tells the loop that workers came or didn't come, other than in place of one just abandoned.
-    pub(crate) fn tell(&self, shared: &Shared, filled: &Filled) {
-        let at = shared.clock.wall();
-        let (domain, lane) = (Arc::clone(&self.domain), self.lane);
-        match filled {
-            Ok(0) => {}
-            Ok(_) => shared.mention(Report::Spawned { domain, lane, at }),
-            Err(refusal) => {
-                log::warn!("domain={domain} lane={} {refusal}", lane.as_str());
-                shared.mention(Report::SpawnFailed {
-                    domain,
-                    lane,
-                    cause: refusal.to_string(),
-                    at,
-                });
-            }
+    /// Tells that workers couldn't be started: once per lack for a full budget, which goes on
+    /// until some thread ends, and for the system at every try.
+    pub(crate) fn complain(&self, shared: &Shared, refusal: &Refusal) {
+        let told = std::mem::replace(&mut lock(&self.state).lack_told, true);
+        if told && !matches!(refusal, Refusal::System(_)) {
+            return;
         }
+        let (domain, lane) = (Arc::clone(&self.domain), self.lane);
+        log::warn!("domain={domain} lane={} {refusal}", lane.as_str());
+        shared.mention(Report::SpawnFailed {
+            domain,
+            lane,
+            cause: refusal.to_string(),
+            at: shared.clock.wall(),
+        });
     }
 }
 
@@ -356,7 +435,7 @@ impl Unreplaced {
         match filled {
             Ok(0) => Some(Unreplaced::NotWanted),
             Ok(_) => None,
-            Err(Refusal::Budget(_)) => Some(Unreplaced::Budget),
+            Err(Refusal::Budget(_) | Refusal::Crowded(_)) => Some(Unreplaced::Budget),
             Err(Refusal::System(_)) => Some(Unreplaced::SpawnFailed),
         }
     }

@@ -2,59 +2,84 @@
 
 use super::worker::caught;
 use super::{ProbeJob, Probing, Refusal, Report, Shared, lock};
-use crate::backend::{self, Session, Unwatched};
+use crate::backend::{self, Error, Session, Unwatched};
 use crate::model::{ErrorKind, Lane};
-use crossbeam::channel::{Receiver, Sender, TrySendError, bounded};
+use crossbeam::channel::{Receiver, Sender, bounded};
 use std::collections::BTreeMap;
 use std::mem;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex};
 
 pub(super) struct Probe {
     domain: Arc<str>,
-    jobs: Sender<ProbeJob>,
-    orders: Receiver<ProbeJob>,
+    sender: Sender<Order>,
+    orders: Receiver<Order>,
     state: Mutex<State>,
+}
+
+enum Order {
+    Ask(ProbeJob),
+    Leave,
 }
 
 #[derive(Default)]
 struct State {
-    has_thread: bool,
+    thread: Thread,
+    removed: bool,
     out: Option<Probing>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum Thread {
+    #[default]
+    None,
+    Alive,
+    /// It takes no more jobs, and may still close its session.
+    Leaving,
 }
 
 impl Probe {
     pub(super) fn new(domain: Arc<str>) -> Probe {
-        let (jobs, orders) = bounded(1);
+        // One job, and a word to leave that came before it.
+        let (sender, orders) = bounded(2);
         Probe {
             domain,
-            jobs,
+            sender,
             orders,
             state: Mutex::default(),
         }
     }
 
+    /// Takes jobs (again).
+    pub(super) fn restore(self: &Arc<Probe>, shared: &Arc<Shared>) -> Result<(), Refusal> {
+        let mut state = lock(&self.state);
+        state.removed = false;
+        self.ensure(shared, &mut state)
+    }
+
+    /// Takes no more jobs; its thread ends when it has nothing to do. It is kept, so that a domain
+    /// that comes back never has two threads.
+    pub(super) fn remove(&self) {
+        let mut state = lock(&self.state);
+        state.removed = true;
+        // If there is no room, there is something that wakes it anyway.
+        drop(self.sender.try_send(Order::Leave));
+    }
+
     /// Starts the thread if there is none.
-    pub(super) fn ensure(self: &Arc<Probe>, shared: &Arc<Shared>) -> Result<(), Refusal> {
-        if mem::replace(&mut lock(&self.state).has_thread, true) {
+    fn ensure(self: &Arc<Probe>, shared: &Arc<Shared>, state: &mut State) -> Result<(), Refusal> {
+        if state.thread != Thread::None {
             return Ok(());
         }
-        // The thread holds no sender, so that it ends when the domain is removed.
         let body = Body {
             shared: Arc::clone(shared),
-            probe: Arc::downgrade(self),
-            domain: Arc::clone(&self.domain),
+            probe: Arc::clone(self),
             session: None,
             runs: false,
         };
-        let orders = self.orders.clone();
-        let started = shared.start_thread(
-            &format!("probe-{}", self.domain),
-            Box::new(move || body.run(&orders)),
-        );
-        if started.is_err() {
-            lock(&self.state).has_thread = false;
-        }
-        started
+        let name = format!("probe-{}", self.domain);
+        shared.start_thread(&name, Box::new(move || body.run()))?;
+        state.thread = Thread::Alive;
+        Ok(())
     }
 
     pub(super) fn dispatch(
@@ -62,12 +87,12 @@ impl Probe {
         shared: &Arc<Shared>,
         job: ProbeJob,
     ) -> Result<(), ProbeJob> {
-        if let Err(refusal) = self.ensure(shared) {
-            log::warn!("domain={} no probe: {refusal}", self.domain);
+        let mut state = lock(&self.state);
+        if state.removed || state.out.is_some() || state.thread == Thread::Leaving {
             return Err(job);
         }
-        let mut state = lock(&self.state);
-        if state.out.is_some() {
+        if let Err(refusal) = self.ensure(shared, &mut state) {
+            log::warn!("domain={} no probe: {refusal}", self.domain);
             return Err(job);
         }
         let out = Probing {
@@ -75,34 +100,50 @@ impl Probe {
             attempt: job.attempt,
             started_at: shared.clock.wall(),
         };
-        match self.jobs.try_send(job) {
+        match self.sender.try_send(Order::Ask(job)) {
             Ok(()) => {
                 state.out = Some(out);
                 Ok(())
             }
-            Err(TrySendError::Full(job) | TrySendError::Disconnected(job)) => Err(job),
+            Err(error) => match error.into_inner() {
+                Order::Ask(job) => Err(job),
+                Order::Leave => unreachable!("a job was sent"),
+            },
         }
     }
 
     pub(super) fn out(&self) -> Option<Probing> {
         lock(&self.state).out.clone()
     }
+
+    /// Whether the thread is to end now; it gets no more jobs then.
+    fn leaves(&self) -> bool {
+        let mut state = lock(&self.state);
+        let leaves = state.removed && state.out.is_none();
+        if leaves {
+            state.thread = Thread::Leaving;
+        }
+        leaves
+    }
 }
 
 struct Body {
     shared: Arc<Shared>,
-    probe: Weak<Probe>,
-    domain: Arc<str>,
+    probe: Arc<Probe>,
     session: Option<Box<dyn Session>>,
     /// It has a thread that was counted: only then is there one to give back.
     runs: bool,
 }
 
 impl Body {
-    fn run(mut self, orders: &Receiver<ProbeJob>) {
+    fn run(mut self) {
         self.runs = true;
-        while let Ok(job) = orders.recv() {
-            self.answer(&job);
+        while !self.probe.leaves() {
+            match self.probe.orders.recv() {
+                Ok(Order::Ask(job)) => self.answer(&job),
+                Ok(Order::Leave) => {}
+                Err(_) => unreachable!("it holds a sender itself"),
+            }
         }
     }
 
@@ -112,14 +153,12 @@ impl Body {
         let result = self.ask();
         let recovered = (job.recover && result.is_ok()).then(|| {
             caught("recover", || {
-                self.shared.backend.recover_abandoned(&self.domain)
+                self.shared.backend.recover_abandoned(&self.probe.domain)
             })
         });
-        if let Some(probe) = self.probe.upgrade() {
-            lock(&probe.state).out = None;
-        }
+        lock(&self.probe.state).out = None;
         self.shared.report(Report::Probed {
-            domain: Arc::clone(&self.domain),
+            domain: Arc::clone(&self.probe.domain),
             attempt: job.attempt,
             result,
             recovered,
@@ -135,7 +174,7 @@ impl Body {
             None => caught("connect", || {
                 self.shared
                     .backend
-                    .connect(&self.domain, Lane::Create, &Unwatched)
+                    .connect(&self.probe.domain, Lane::Create, &Unwatched)
             })?,
         };
         let mut panicked = true;
@@ -144,9 +183,10 @@ impl Body {
             panicked = false;
             result
         });
-        if panicked {
+        if panicked && self.shared.may_leak() {
             mem::forget(session);
-        } else if matches!(&result, Err(error) if error.kind == ErrorKind::SessionLost) {
+        } else if panicked || matches!(&result, Err(error) if error.kind == ErrorKind::SessionLost)
+        {
             drop(caught("close", || {
                 drop(session);
                 Ok(())
@@ -163,12 +203,36 @@ impl Drop for Body {
         if !self.runs {
             return;
         }
-        if let Some(probe) = self.probe.upgrade() {
-            let mut state = lock(&probe.state);
-            state.has_thread = false;
-            state.out = None;
+        if let Some(session) = self.session.take() {
+            drop(caught("close", || {
+                drop(session);
+                Ok(())
+            }));
+        }
+        let mut state = lock(&self.probe.state);
+        state.thread = Thread::None;
+        let died_in = state.out.take();
+        drop(state);
+        if let Some(out) = died_in {
+            self.confess(out);
         }
         self.shared.thread_ended();
         self.shared.waker.ring();
+    }
+}
+
+impl Body {
+    /// A fault of this module ended the thread: the loop still gets its answer.
+    fn confess(&self, out: Probing) {
+        let message = "the probe thread died";
+        self.shared.report(Report::Probed {
+            domain: out.domain,
+            attempt: out.attempt,
+            result: Err(Error::new(ErrorKind::Internal, "probe", message)),
+            recovered: None,
+            started_at: out.started_at,
+            ended_at: self.shared.clock.wall(),
+            ran_ms: 0,
+        });
     }
 }

@@ -111,7 +111,7 @@ impl Worker<'_> {
         let ended_at = self.shared.clock.wall();
         let ran_ms = self.shared.clock.now_ms() - about.started_ms;
         if self.seat.slot.finish(job.attempt) {
-            let stays = self.pool.end(self.seat);
+            let stays = self.pool.end(self.shared, self.seat);
             if !stays {
                 self.end = End::Left;
             }
@@ -184,7 +184,11 @@ impl Worker<'_> {
             }
             Err(payload) => {
                 // Its state is unknown, and dropping it might panic or hang.
-                mem::forget(session);
+                if self.shared.may_leak() {
+                    mem::forget(session);
+                } else {
+                    self.session = Held::Stale(session);
+                }
                 Err(panicked(job.step.as_str(), panic_text(payload.as_ref())))
             }
         }
@@ -228,11 +232,11 @@ impl Worker<'_> {
         };
         let seen = self.seat.slot.seen();
         let message = "the worker's thread died";
-        let result = Err(Error::new(
-            ErrorKind::Internal,
-            about.step.as_str(),
-            message,
-        ));
+        let error = Error::new(ErrorKind::Internal, about.step.as_str(), message);
+        let result = Err(match seen.stage() {
+            Stage::Connect => error.untouched(),
+            Stage::Work => error,
+        });
         let ended_at = self.shared.clock.wall();
         let ran_ms = self.shared.clock.now_ms() - about.started_ms;
         if self.seat.slot.finish(about.attempt) {
