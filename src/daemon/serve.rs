@@ -83,8 +83,9 @@ fn run(take_over: bool, config: Config, path: PathBuf) -> Result<Exit, String> {
     let caps = hub.parts().caps;
     let sched = Sched::new(backends::policy_with(&config, caps), seed());
     let hub_of_signals = hub.clone();
+    let told = world.systemd.clone();
     spawn::spawn("signals", 256 << 10, move || {
-        obey(signals, &hub_of_signals, &path)
+        obey(signals, &hub_of_signals, &path, told.as_ref())
     })
     .map_err(|error| format!("no thread for signals: {error}"))?;
     let loaded = Event::Loaded {
@@ -350,16 +351,19 @@ fn seed() -> u64 {
 
 /// Obeys signals: the first SIGTERM drains, the second ends at once, SIGHUP reads the
 /// configuration again.
-fn obey(mut signals: Signals, hub: &Hub, path: &std::path::Path) {
+fn obey(mut signals: Signals, hub: &Hub, path: &std::path::Path, systemd: Option<&Systemd>) {
     let mut ending = false;
     for signal in signals.forever() {
         if signal == SIGHUP {
+            systemd.inspect(|it| it.reloading());
             reload(hub, path);
+            systemd.inspect(|it| it.ready());
         } else if ending {
             log::warn!("a second signal: ending at once");
             std::process::exit(Exit::Failed as i32);
         } else {
             ending = true;
+            systemd.inspect(|it| it.stopping());
             log::info!(
                 "ending: no new requests, what runs may finish; a second signal ends at once"
             );

@@ -108,7 +108,12 @@ def main():
         except subprocess.TimeoutExpired:
             browser.process.kill()
             browser.process.wait()
-        shutil.rmtree(profile, ignore_errors=True)
+        # Helpers of the browser may write for a moment after it has ended.
+        for _ in range(20):
+            shutil.rmtree(profile, ignore_errors=True)
+            if not os.path.exists(profile):
+                break
+            time.sleep(0.1)
 
 
 main()
