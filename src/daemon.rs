@@ -8,6 +8,8 @@
 
 mod backends;
 mod engine;
+mod rebuild;
 mod serve;
 
+pub use rebuild::rebuild;
 pub use serve::serve;

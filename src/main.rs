@@ -11,7 +11,7 @@ fn missing(what: &str) -> Exit {
 fn main() -> ExitCode {
     let hooks = Hooks {
         serve: |args, config| volward::daemon::serve(args, config),
-        rebuild: |_, _| missing("rebuild"),
+        rebuild: |args, config| volward::daemon::rebuild(args, config),
         adopt: |_, _| missing("adopt"),
         doctor: |_| missing("doctor"),
     };

@@ -54,7 +54,29 @@ pub struct Gauges {
     pub heartbeat: GaugeVec,
     /// `volward_store_writable`: 1 or 0.
     pub store_writable: IntGaugeVec,
+    /// `volward_abandoned_threads_max{lane,domain}`
+    pub abandoned_max: IntGaugeVec,
+    /// `volward_backlog_max{lane,domain}`
+    pub backlog_max: IntGaugeVec,
+    /// `volward_domain_reached{domain}`: 1 or 0.
+    pub domain_reached: IntGaugeVec,
+    /// `volward_domain_full{domain}`: 1 or 0.
+    pub domain_full: IntGaugeVec,
+    /// `volward_drill`: 1 or 0.
+    pub drill: IntGaugeVec,
+    /// `volward_start_time_seconds`: since the Unix epoch.
+    pub started: IntGaugeVec,
 }
+
+/// Reasons that alerts count: they are there from the start, so that the first one is an increase.
+const ALARMING: [&str; 6] = [
+    "Failed",
+    "HotLoop",
+    "Hung",
+    "NoSpace",
+    "Restarting",
+    "Stuck",
+];
 
 fn name(of: &str) -> String {
     format!("volward_{of}")
@@ -94,30 +116,22 @@ impl Default for Metrics {
     }
 }
 
-impl Metrics {
-    /// All of them, at 0.
-    #[must_use]
-    pub fn new() -> Metrics {
-        let r = Registry::new();
+impl Gauges {
+    fn new(r: &Registry) -> Gauges {
         let pool = ["lane", "domain"];
-        let gauges = Gauges {
-            backlog: gauge(&r, "backlog", "Unmet wishes", &pool),
-            workers: gauge(
-                &r,
-                "workers",
-                "Worker threads",
-                &["lane", "domain", "state"],
-            ),
+        Gauges {
+            backlog: gauge(r, "backlog", "Unmet wishes", &pool),
+            workers: gauge(r, "workers", "Worker threads", &["lane", "domain", "state"]),
             abandoned: gauge(
-                &r,
+                r,
                 "abandoned_threads",
                 "Threads that hang in the backend",
                 &pool,
             ),
-            breaker: gauge(&r, "breaker_state", "0 closed, 1 half-open, 2 open", &pool),
-            objects: gauge(&r, "objects", "Volumes and snapshots", &["kind", "phase"]),
+            breaker: gauge(r, "breaker_state", "0 closed, 1 half-open, 2 open", &pool),
+            objects: gauge(r, "objects", "Volumes and snapshots", &["kind", "phase"]),
             oldest: registered(
-                &r,
+                r,
                 GaugeVec::new(
                     Opts::new(
                         name("oldest_pending_seconds"),
@@ -127,23 +141,62 @@ impl Metrics {
                 ),
             ),
             heartbeat: registered(
-                &r,
+                r,
                 GaugeVec::new(
                     Opts::new(name("heartbeat_age_seconds"), "Since a thread last beat"),
                     &["thread"],
                 ),
             ),
-            store_writable: gauge(
-                &r,
-                "store_writable",
-                "Whether the state can be written",
+            store_writable: gauge(r, "store_writable", "Whether the state can be written", &[]),
+            abandoned_max: gauge(
+                r,
+                "abandoned_threads_max",
+                "Threads that may hang before a pool stops",
+                &pool,
+            ),
+            backlog_max: gauge(
+                r,
+                "backlog_max",
+                "Unmet wishes before new ones are refused",
+                &pool,
+            ),
+            domain_reached: gauge(
+                r,
+                "domain_reached",
+                "Whether the last probe of the backend succeeded",
+                &["domain"],
+            ),
+            domain_full: gauge(
+                r,
+                "domain_full",
+                "Whether creates wait for room",
+                &["domain"],
+            ),
+            drill: gauge(r, "drill", "Whether fault rules are allowed", &[]),
+            started: gauge(
+                r,
+                "start_time_seconds",
+                "When it started, since the Unix epoch",
                 &[],
             ),
-        };
+        }
+    }
+}
+
+impl Metrics {
+    /// All of them, at 0.
+    #[must_use]
+    pub fn new() -> Metrics {
+        let r = Registry::new();
+        let gauges = Gauges::new(&r);
         let commit = HistogramOpts::new(name("store_commit_seconds"), "Commits of the state file")
             .buckets(BUCKETS_S.to_vec());
-        let build = gauge(&r, "build_info", "Version and backend", &["version"]);
+        let build = gauge(&r, "build_info", "The version that runs", &["version"]);
         build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
+        let events = counter(&r, "events_total", "Events logged", &["reason"]);
+        for reason in ALARMING {
+            events.with_label_values(&[reason]).inc_by(0);
+        }
         let outcome = ["lane", "step", "outcome"];
         Metrics(Arc::new(All {
             operations: counter(&r, "operations_total", "Attempts that ended", &outcome),
@@ -172,7 +225,7 @@ impl Metrics {
                 &["outcome"],
             ),
             commit_seconds: registered(&r, Histogram::with_opts(commit)),
-            events: counter(&r, "events_total", "Events logged", &["reason"]),
+            events,
             requests: counter(
                 &r,
                 "http_requests_total",

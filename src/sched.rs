@@ -259,6 +259,13 @@ impl Sched {
         }
         self.now = now;
         self.table.at(now);
+        self.take(event);
+        self.settle();
+        self.emit()
+    }
+
+    /// What the event itself says; what follows from it is up to `settle`.
+    fn take(&mut self, event: Event) {
         match event {
             Event::Loaded {
                 records,
@@ -324,8 +331,6 @@ impl Sched {
             }
             Event::Drain => self.draining = true,
         }
-        self.settle();
-        self.emit()
     }
 
     /// The writes of the batch are durable.

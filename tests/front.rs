@@ -262,7 +262,11 @@ fn is_reset(stream: &TcpStream) -> bool {
 
 #[test]
 fn pipelined_waits_block_nobody() {
-    let server = start(small());
+    // They all come at once: none shall find the queue full.
+    let server = start(FrontConfig {
+        queue: 1000,
+        ..small()
+    });
     let both = [b"GET /wait HTTP/1.1\r\nHost: h\r\n\r\n".as_slice(), GET].concat();
     let mut waiting: Vec<TcpStream> = (0..500).map(|_| server.send(&both)).collect();
     for _ in 0..500 {

@@ -1,7 +1,15 @@
 //! Volumes as sparse files below one or more root directories: the embedded default.
 //!
-//! `entry` knows what a volume looks like on the disk, `root` what a root is, `copy` how an image
-//! is copied whole, `session` which of that each call needs.
+//! ```text
+//! ROOT/volward-root.json        the id of the root
+//! ROOT/volumes/NAME-UID/        image, meta.json
+//! ROOT/snapshots/NAME-UID/      image, meta.json
+//! ROOT/trash/UID/               a deleted volume, whole; image.reclaiming once its space goes
+//! ROOT/tmp/UID/                 what is being made or removed
+//! ```
+//!
+//! This module owns that layout. An object changes its place by one rename, so it is always in
+//! exactly one; nothing is reported before it is durable. It knows nothing of schedules.
 
 mod copy;
 mod entry;
@@ -15,16 +23,16 @@ mod session;
 
 pub use failpoint::NAMES as FAILPOINTS;
 
-use super::{Backend, Caps, Ctl, Result, Session};
-use crate::model::Lane;
+use super::{Backend, Caps, Ctl, Error, Result, Session};
+use crate::model::{ErrorKind, Lane};
 use root::Root;
 use session::FileSession;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Images are whole sectors, as block devices are.
-const SIZE_UNIT: u64 = 512;
+/// Sizes are whole sectors: a loop device shows no part of one.
+const SECTOR_BYTES: u64 = 512;
 
 /// Where the files are.
 #[derive(Debug, Clone, Default)]
@@ -35,44 +43,54 @@ pub struct FileConfig {
     pub import_dirs: Vec<PathBuf>,
     /// Who we are: goes into the mark of every image and into new id files.
     pub instance: String,
-    /// Root → the id that it is known to have. A root that is known is never made anew: an empty
-    /// directory in its place is a disk that isn't mounted.
+    /// Root → its identity, of those that have records already. Such a root is never taken for a
+    /// new one: an unmounted disk leaves an empty directory that looks like one.
     pub identities: BTreeMap<String, String>,
 }
 
-/// Volumes as files.
+/// Volumes as files. Clones of it are the same backend.
 #[derive(Debug, Clone)]
-pub struct FileBackend(Arc<Inner>);
+pub struct FileBackend {
+    shared: Arc<Shared>,
+}
 
 #[derive(Debug)]
-struct Inner {
+struct Shared {
     config: FileConfig,
-    known: Mutex<BTreeMap<String, String>>,
+    /// Root → the identity that was seen first. Locked for a look only, never during I/O.
+    seen: Mutex<BTreeMap<String, String>>,
 }
 
 impl FileBackend {
     /// Touches nothing yet: a root on a hung mount delays nobody's start.
     #[must_use]
     pub fn new(config: FileConfig) -> FileBackend {
-        let known = Mutex::new(config.identities.clone());
-        FileBackend(Arc::new(Inner { config, known }))
+        let seen = Mutex::new(config.identities.clone());
+        FileBackend {
+            shared: Arc::new(Shared { config, seen }),
+        }
     }
+}
 
-    fn config(&self) -> &FileConfig {
-        &self.0.config
-    }
-
-    /// Opens a root, as the one that it is known to be.
-    fn root(&self, path: &str, expected: Option<&str>) -> Result<Root> {
-        let lock = || self.0.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = lock().get(path).cloned();
-        let expected = expected.map(str::to_owned).or(known);
+impl Shared {
+    /// Opens a root as the one that the record, or an earlier look, knows.
+    fn open(&self, path: &str, identity: Option<&str>) -> Result<Root> {
+        let seen = self.seen(path);
+        let expected = identity.or(seen.as_deref());
         if expected.is_none() {
             root::make_missing(path)?;
         }
-        let root = Root::open(path, expected.as_deref(), &self.config().instance)?;
-        lock().insert(path.to_owned(), root.identity.clone());
+        let root = Root::open(path, expected, &self.config.instance)?;
+        if seen.is_none() {
+            let mut all = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+            all.insert(path.to_owned(), root.identity.clone());
+        }
         Ok(root)
+    }
+
+    fn seen(&self, path: &str) -> Option<String> {
+        let all = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        all.get(path).cloned()
     }
 }
 
@@ -84,11 +102,19 @@ impl Backend for FileBackend {
             import_raw: true,
             import_qcow2: false,
             chains: false,
-            size_unit: SIZE_UNIT,
+            size_unit: SECTOR_BYTES,
         }
     }
 
     fn connect(&self, domain: &str, _lane: Lane, _ctl: &dyn Ctl) -> Result<Box<dyn Session>> {
-        Ok(Box::new(FileSession::new(self.clone(), domain)))
+        let Some(roots) = self.shared.config.domains.get(domain) else {
+            let message = format!("domain {domain} has no root directory in the configuration");
+            return Err(Error::new(ErrorKind::Invalid, "connect", message).untouched());
+        };
+        Ok(Box::new(FileSession::new(
+            Arc::clone(&self.shared),
+            domain.to_owned(),
+            roots.clone(),
+        )))
     }
 }

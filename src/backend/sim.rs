@@ -3,6 +3,7 @@
 //! This module owns the simulated storage and refuses what a real one refuses. It knows nothing of
 //! faults (see `faults`), and nothing of it survives the process.
 
+mod make;
 mod session;
 mod world;
 

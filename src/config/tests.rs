@@ -1,3 +1,5 @@
+//! Tests of reading configurations.
+
 use super::*;
 
 const DOCUMENTED: &str = include_str!("../../etc/volward.toml");

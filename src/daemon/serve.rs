@@ -199,7 +199,7 @@ fn open_store(config: &Config, take_over: bool) -> Result<Store, String> {
 }
 
 /// Which machine this is: state files are not for another one.
-fn machine_id() -> String {
+pub(super) fn machine_id() -> String {
     let read = |path: &str| std::fs::read_to_string(path).ok();
     let known = read("/etc/machine-id").or_else(|| read("/var/lib/dbus/machine-id"));
     let text = known

@@ -240,37 +240,11 @@ impl Api {
             }
             Call::CreateSnapshot => {
                 typed()?;
-                let asked = wire::CreateSnapshot::parse(body)?;
-                let (name, volume, labels) = (asked.name, asked.volume, asked.labels);
-                (
-                    sched::Request::CreateSnapshot {
-                        uid: self.uid(),
-                        name,
-                        volume,
-                        labels,
-                    },
-                    true,
-                )
+                (self.new_snapshot(body)?, true)
             }
             Call::ChangeVolume(name) => {
                 typed()?;
-                let asked = wire::PatchVolume::parse(body)?;
-                let (size_bytes, qos, labels) = (asked.size_bytes, asked.qos, asked.labels);
-                let change = VolumeChange {
-                    size_bytes,
-                    qos,
-                    labels,
-                };
-                let (uid, if_generation) = (query.uid, asked.if_generation);
-                (
-                    sched::Request::ChangeVolume {
-                        name,
-                        uid,
-                        if_generation,
-                        change,
-                    },
-                    false,
-                )
+                (change(name, &query, body)?, false)
             }
             Call::Delete(object) => (
                 sched::Request::Delete {
@@ -301,6 +275,16 @@ impl Api {
         Ok((wish, query, new))
     }
 
+    fn new_snapshot(&self, body: &[u8]) -> Result<sched::Request, Problem> {
+        let asked = wire::CreateSnapshot::parse(body)?;
+        Ok(sched::Request::CreateSnapshot {
+            uid: self.uid(),
+            name: asked.name,
+            volume: asked.volume,
+            labels: asked.labels,
+        })
+    }
+
     fn new_volume(&self, body: &[u8]) -> Result<sched::Request, Problem> {
         let asked = wire::CreateVolume::parse(body)?;
         let request = asked.normalised(self.hub.config().default_class.as_deref());
@@ -328,6 +312,21 @@ impl Api {
         let _filled = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
         Uid::new(self.hub.now().0, u128::from_le_bytes(bytes))
     }
+}
+
+fn change(name: Name, query: &ObjectQuery, body: &[u8]) -> Result<sched::Request, Problem> {
+    let asked = wire::PatchVolume::parse(body)?;
+    let change = VolumeChange {
+        size_bytes: asked.size_bytes,
+        qos: asked.qos,
+        labels: asked.labels,
+    };
+    Ok(sched::Request::ChangeVolume {
+        name,
+        uid: query.uid,
+        if_generation: asked.if_generation,
+        change,
+    })
 }
 
 fn media_type(request: &Request) -> Result<(), Problem> {

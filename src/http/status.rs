@@ -3,6 +3,7 @@
 
 use super::wire::{self, BreakerStatus, PoolStatus, Progress, RunStatus, Status};
 use crate::hub::Hub;
+use crate::metrics::Gauges;
 use crate::model::{Lane, Millis};
 use crate::pool::Running;
 use crate::sched::LaneView;
@@ -228,45 +229,66 @@ pub fn readyz(hub: &Hub) -> (u16, Value) {
     )
 }
 
+fn pool_gauges(hub: &Hub, gauges: &Gauges, lane: &LaneView, backlog_max: usize, now: Millis) {
+    let count = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
+    let pool = [lane.lane.as_str(), lane.domain.as_str()];
+    let counts = hub.parts().pools.counts(&lane.domain, lane.lane);
+    gauges
+        .backlog
+        .with_label_values(&pool)
+        .set(count(lane.backlog));
+    for (state, n) in [
+        ("busy", counts.busy),
+        ("idle", counts.idle),
+        ("abandoned", counts.abandoned),
+    ] {
+        gauges
+            .workers
+            .with_label_values(&[pool[0], pool[1], state])
+            .set(count(n));
+    }
+    gauges
+        .abandoned
+        .with_label_values(&pool)
+        .set(count(counts.abandoned));
+    let breaker = match lane.breaker {
+        "closed" => 0,
+        "half-open" => 1,
+        _ => 2,
+    };
+    gauges.breaker.with_label_values(&pool).set(breaker);
+    let most = count(lane.abandoned_max);
+    gauges.abandoned_max.with_label_values(&pool).set(most);
+    let most = count(backlog_max);
+    gauges.backlog_max.with_label_values(&pool).set(most);
+    let oldest = lane
+        .oldest_pending
+        .map_or(0.0, |at| now.since(at) as f64 / 1000.0);
+    gauges.oldest.with_label_values(&pool).set(oldest);
+}
+
 /// The text of `/metrics`.
 #[must_use]
 pub fn metrics(hub: &Hub) -> String {
     let view = hub.view();
     let now = hub.now();
-    let count = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
     let metrics = &hub.parts().metrics;
     let gauges = metrics.gauges();
     for lane in &view.lanes {
-        let pool = [lane.lane.as_str(), lane.domain.as_str()];
-        let counts = hub.parts().pools.counts(&lane.domain, lane.lane);
+        pool_gauges(hub, gauges, lane, view.backlog_max, now);
+    }
+    for domain in &view.domains {
+        let label = [domain.name.as_str()];
+        let reached = domain.last_ok_at.is_some() && domain.error.is_none();
+        let full = domain.no_space.is_some();
         gauges
-            .backlog
-            .with_label_values(&pool)
-            .set(count(lane.backlog));
-        for (state, n) in [
-            ("busy", counts.busy),
-            ("idle", counts.idle),
-            ("abandoned", counts.abandoned),
-        ] {
-            gauges
-                .workers
-                .with_label_values(&[pool[0], pool[1], state])
-                .set(count(n));
-        }
+            .domain_reached
+            .with_label_values(&label)
+            .set(i64::from(reached));
         gauges
-            .abandoned
-            .with_label_values(&pool)
-            .set(count(counts.abandoned));
-        let breaker = match lane.breaker {
-            "closed" => 0,
-            "half-open" => 1,
-            _ => 2,
-        };
-        gauges.breaker.with_label_values(&pool).set(breaker);
-        let oldest = lane
-            .oldest_pending
-            .map_or(0.0, |at| now.since(at) as f64 / 1000.0);
-        gauges.oldest.with_label_values(&pool).set(oldest);
+            .domain_full
+            .with_label_values(&label)
+            .set(i64::from(full));
     }
     for ((kind, phase), n) in &view.counts {
         let n = i64::try_from(*n).unwrap_or(i64::MAX);
@@ -281,10 +303,16 @@ pub fn metrics(hub: &Hub) -> String {
             .with_label_values(&[thread])
             .set(age_ms as f64 / 1000.0);
     }
+    let none: [&str; 0] = [];
     let writable = i64::from(hub.store_error().is_none());
-    gauges
-        .store_writable
-        .with_label_values(&[] as &[&str])
-        .set(writable);
+    gauges.store_writable.with_label_values(&none).set(writable);
+    let drill = i64::from(hub.parts().faults.is_some());
+    gauges.drill.with_label_values(&none).set(drill);
+    let started = gauges.started.with_label_values(&none);
+    if started.get() == 0 {
+        // Once: a wall clock that is set later would look like a restart.
+        let at_s = hub.parts().clock.wall_at(0).0 / 1000;
+        started.set(i64::try_from(at_s).unwrap_or(i64::MAX));
+    }
     metrics.text()
 }

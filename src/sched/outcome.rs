@@ -60,12 +60,16 @@ impl Sched {
         // What came back late may say that a given up object is well after all.
         self.table.change(id, |record, now| {
             super::wishes::resume(record, now);
+            record.next_attempt_at = None;
+            // A look brings nothing about: what failed before it counts on.
+            if matches!(outcome, Outcome::Found(_)) {
+                return;
+            }
             record.attempts = 0;
             record.hangs = 0;
             if !matches!(outcome, Outcome::Reclaimed(Reclaimed::Blocked { .. })) {
                 record.waits = 0;
             }
-            record.next_attempt_at = None;
             record.reason = None;
             record.message = None;
         });

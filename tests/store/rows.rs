@@ -70,7 +70,7 @@ fn record(id: ObjectId, called: &str, phase: Phase, body: Body) -> Record {
         image: id.uid(),
         place: place("fast"),
         generation: 1,
-        observed_generation: 0,
+        observed_generation: u64::from(phase == Phase::Ready),
         wish: Wish::Present,
         phase,
         known: Known::Nothing,

@@ -39,14 +39,18 @@ pub struct Mark {
 }
 
 impl Mark {
-    pub fn new(record: &Record, instance: &str) -> Mark {
+    /// The mark of an object in that root.
+    pub fn new(root: &Root, record: &Record, instance: &str) -> Mark {
+        let mut record = record.clone();
+        // Known by now, whether or not the record has heard of it.
+        record.place.identity = Some(root.identity.clone());
         Mark {
             volward: record.id.kind().to_owned(),
             uid: record.id.uid(),
             name: record.name.clone(),
             generation: record.generation,
             instance: instance.to_owned(),
-            record: record.clone(),
+            record,
         }
     }
 }
@@ -57,7 +61,7 @@ pub struct Entry {
     pub directory: OwnedFd,
     /// Its path, for messages and handles.
     pub path: String,
-    pub mark: Option<Mark>,
+    pub mark: Option<Box<Mark>>,
 }
 
 /// Where an entry stands: a directory of the root, and its name there.
@@ -151,7 +155,7 @@ impl<'a> Spot<'a> {
         Ok(Look::Ours(Entry {
             directory,
             path,
-            mark: Some(mark),
+            mark: Some(Box::new(mark)),
         }))
     }
 
@@ -169,7 +173,7 @@ impl<'a> Spot<'a> {
         Ok(Entry {
             directory,
             path,
-            mark: Some(mark.clone()),
+            mark: Some(Box::new(mark.clone())),
         })
     }
 
@@ -264,7 +268,7 @@ impl Entry {
         rustix::fs::renameat(&self.directory, META_NEW, &self.directory, META)
             .map_err(|errno| fail(errno, "rename", &self.path))?;
         failpoint::at("update.renamed");
-        self.mark = Some(mark);
+        self.mark = Some(Box::new(mark));
         sync(&self.directory, &self.path)
     }
 
@@ -328,7 +332,7 @@ pub fn marked(root: &Root, kind: Kind) -> Result<Vec<Entry>> {
             found.push(Entry {
                 directory,
                 path,
-                mark: Some(mark),
+                mark: Some(Box::new(mark)),
             });
         }
     }

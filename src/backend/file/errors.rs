@@ -35,7 +35,7 @@ pub fn fail(errno: Errno, op: &'static str, what: &str) -> Error {
 pub fn fail_io(error: &std::io::Error, op: &'static str, what: &str) -> Error {
     let errno = error
         .raw_os_error()
-        .map_or(Errno::IO, |number| Errno::from_raw_os_error(number));
+        .map_or(Errno::IO, Errno::from_raw_os_error);
     fail(errno, op, what)
 }
 

@@ -7,6 +7,7 @@
 use rustix::io::Errno;
 use std::ffi::c_int;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::time::Duration;
 
 // Linux, include/uapi/asm-generic/fcntl.h and include/uapi/linux/fcntl.h.
 const F_SETSIG: c_int = 10;
@@ -21,6 +22,11 @@ const SIGURG: c_int = 23;
 unsafe extern "C" {
     fn fcntl(fd: c_int, command: c_int, ...) -> c_int;
 }
+
+/// A process between its fork and its exec has copies of all descriptors of its parent, closed
+/// ones of ours included: that is over in a moment, and nobody to report.
+const TRIES: u32 = 5;
+const PAUSE: Duration = Duration::from_millis(5);
 
 /// What a lease keeps out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,8 +60,15 @@ impl<'a> Lease<'a> {
         // First of all the signal: from the moment the lease stands it may be broken. An ignored
         // signal is dropped by the kernel, so it can neither pile up nor interrupt anything.
         call(file, F_SETSIG, SIGURG)?;
-        call(file, F_SETLEASE, kind)?;
-        Ok(Lease { file, kind })
+        let mut tries = TRIES;
+        loop {
+            tries -= 1;
+            match call(file, F_SETLEASE, kind) {
+                Ok(_) => return Ok(Lease { file, kind }),
+                Err(Errno::AGAIN) if tries > 0 => std::thread::sleep(PAUSE),
+                Err(errno) => return Err(errno),
+            }
+        }
     }
 
     /// Whether nobody has come or is waiting to come. Once false it stays false: the kernel has

@@ -92,6 +92,16 @@ impl Root {
         })
     }
 
+    /// Removes what a process left that died while it gave the root its id. The root has one now.
+    pub fn tidy(&self) {
+        for name in names(&self.fd, &self.path).unwrap_or_default() {
+            if name.starts_with(ID_FILE_NEW) {
+                // It is in nobody's way: the next probe tries again.
+                let _ = rustix::fs::unlinkat(&self.fd, &name, AtFlags::empty());
+            }
+        }
+    }
+
     /// One of its directories, made if it is missing.
     pub fn directory(&self, kind: Kind) -> Result<OwnedFd> {
         let name = kind.as_str();
@@ -190,15 +200,11 @@ fn initialise(root: &OwnedFd, path: &str, instance: &str) -> Result<String> {
     // A link never replaces, so of two workers exactly one gives the root its id.
     let linked = rustix::fs::linkat(root, &name, root, ID_FILE, AtFlags::empty());
     failpoint::at("root.linked");
-    for stale in names(root, path)? {
-        if stale.starts_with(ID_FILE_NEW) && (stale == name || linked.is_ok()) {
-            let _ = rustix::fs::unlinkat(root, &stale, AtFlags::empty());
-        }
-    }
+    let _ = rustix::fs::unlinkat(root, &name, AtFlags::empty());
     failpoint::at("root.unlinked");
     match linked {
         Ok(()) | Err(Errno::EXIST) => sync(root, path)?,
-        // Its name was taken away by the winner's cleaning.
+        // Its name was taken away by a tidying probe of the winner's.
         Err(Errno::NOENT) => {}
         Err(errno) => return Err(fail(errno, "link", &what)),
     }

@@ -1,441 +1,576 @@
-//! The calls of a session: look what is there, do what is missing.
-//!
-//! An object is made under `tmp`, renamed to its place when it is whole, renamed to the trash when
-//! it is deleted. So each name is whole or not there, and a call that was cut off anywhere is
-//! simply made again.
+//! One worker's way to the files: what each step does.
 
 use super::copy::Copy;
-use super::entry::{Entry, Look, Mark, Spot, directory_name, marked, source_name, wished_size};
-use super::errors::{cancelled, fail_io, foreign, gone};
+use super::entry::{
+    Entry, Look, Mark, Spot, TORN, directory_name, marked, source_name, wished_size,
+};
+use super::errors::{cancelled, fail, fail_io, foreign, gone, invalid, unreachable};
 use super::holders::{Of, holders};
 use super::import::open_import;
 use super::lease::{Against, Lease};
 use super::root::{Kind, Root, sync};
-use super::{FileBackend, SIZE_UNIT, failpoint};
+use super::{SECTOR_BYTES, Shared, failpoint};
 use crate::backend::{
     Ctl, Error, Found, Marked, Reclaimed, Result, Retired, Session, SnapshotState, VolumeState,
 };
-use crate::model::{ErrorKind, Known, ObjectId, Record, Source, Step};
-use rustix::fs::OFlags;
+use crate::model::{ErrorKind, Known, ObjectId, Place, Record, Source, Step, Uid};
+use rustix::fs::{OFlags, StatVfsMountFlags};
 use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::sync::Arc;
 
-/// How much of a trashed image is given back to the file system at once.
-const RECLAIM_BYTES: u64 = 1 << 30;
+/// A large image is freed in at most about so many pieces, each with a report.
+const RECLAIM_PIECES: u64 = 1024;
+/// And in no smaller ones.
+const RECLAIM_PIECE_MIN_BYTES: u64 = 64 << 20;
 
-/// A way to the files of one domain.
-#[derive(Debug)]
 pub struct FileSession {
-    backend: FileBackend,
+    shared: Arc<Shared>,
     domain: String,
+    roots: Vec<String>,
+}
+
+/// Where a new image's bytes come from.
+struct Origin {
+    file: File,
+    path: String,
+    frozen: bool,
 }
 
 impl FileSession {
-    pub fn new(backend: FileBackend, domain: &str) -> FileSession {
+    pub fn new(shared: Arc<Shared>, domain: String, roots: Vec<String>) -> FileSession {
         FileSession {
-            backend,
-            domain: domain.to_owned(),
+            shared,
+            domain,
+            roots,
         }
     }
 
     fn instance(&self) -> &str {
-        &self.backend.config().instance
+        &self.shared.config.instance
     }
 
-    fn root_of(&self, record: &Record) -> Result<Root> {
-        self.backend
-            .root(&record.place.root, record.place.identity.as_deref())
+    fn open(&self, place: &Place) -> Result<Root> {
+        if !self.roots.contains(&place.root) {
+            let (root, domain) = (&place.root, &self.domain);
+            let message = format!("root {root} is not one of domain {domain}");
+            return Err(invalid("open", message));
+        }
+        self.shared.open(&place.root, place.identity.as_deref())
     }
 
-    fn look(&self, spot: &Spot<'_>, record: &Record) -> Result<Look> {
-        spot.look(record.id.uid(), self.instance())
+    fn look(&self, spot: &Spot<'_>, uid: Uid) -> Result<Look> {
+        spot.look(uid, self.instance())
     }
 
-    /// What is in the place of an object, if it is that object. What is no longer marked under the
-    /// name that a look had found free is our own remnant, and goes.
-    fn in_place(&self, root: &Root, record: &Record) -> Result<Option<Entry>> {
+    /// Looks at the place of an object, and says no if that isn't its own.
+    fn look_own(&self, root: &Root, record: &Record) -> Result<Option<Entry>> {
         let place = Spot::place(root, record);
-        match self.look(&place, record)? {
+        match self.look(&place, record.id.uid())? {
             Look::Ours(entry) => Ok(Some(entry)),
             Look::Nothing => Ok(None),
+            Look::Foreign(whose) => Err(foreign(&whose)),
+            // A look found this name free before our first create: our own remnant.
             Look::Unmarked if record.known == Known::Free => {
                 place.remove()?;
                 Ok(None)
             }
-            Look::Unmarked => Err(foreign(&format!("{} has no mark", place.path()))),
-            Look::Foreign(whose) => Err(foreign(&whose)),
+            Look::Unmarked => Err(foreign(&format!("{} carries no mark", place.path()))),
         }
     }
 
-    /// Removes what an attempt that was cut off has left of an object that is in no place yet.
-    fn sweep(&self, root: &Root, record: &Record) -> Result<bool> {
+    /// The same for what is to go: whatever has our name where we never made anything stays.
+    fn look_to_retire(&self, root: &Root, record: &Record) -> Result<Option<Entry>> {
+        match self.look_own(root, record) {
+            Err(error)
+                if error.kind == ErrorKind::AlreadyExists
+                    && matches!(record.known, Known::Nothing | Known::Free) =>
+            {
+                Ok(None)
+            }
+            other => other,
+        }
+    }
+
+    /// Makes a new image under `tmp`, fills it, and puts it in its place.
+    fn make(&self, root: &Root, record: &Record, ctl: &dyn Ctl) -> Result<Entry> {
         let tmp = Spot::tmp(root, record);
-        match self.look(&tmp, record)? {
-            Look::Nothing => Ok(false),
-            // Its name is our uid, and only we make names here.
-            Look::Ours(_) | Look::Unmarked => tmp.remove(),
-            Look::Foreign(whose) => Err(foreign(&whose)),
+        // What a killed predecessor left: nobody else acts on this uid.
+        tmp.remove()?;
+        let entry = tmp.make(&Mark::new(root, record, self.instance()))?;
+        let filled = self.fill(root, &entry, record, ctl);
+        if let Err(error) = filled {
+            drop(entry);
+            // What can't be removed now is removed by the next attempt.
+            let _ = tmp.remove();
+            return Err(error);
         }
-    }
-
-    fn state(&self, root: &Root, entry: &Entry, did: bool) -> Result<VolumeState> {
-        entry.state(root, did)?.ok_or_else(|| {
-            let message = format!("{} is missing in its own directory", entry.image_path());
-            Error::of_errno(2, "open", message).untouched()
+        sync(&entry.directory, &entry.path)?;
+        failpoint::at("make.synced");
+        let place = Spot::place(root, record);
+        tmp.rename(&place, "make.renamed")?;
+        Ok(Entry {
+            path: place.path(),
+            ..entry
         })
     }
 
-    /// Makes a volume or a snapshot: under `tmp` first, whole, then in its place.
-    fn make(
-        &self,
-        root: &Root,
-        record: &Record,
-        point: &'static str,
-        fill: impl FnOnce(&File) -> Result<()>,
-    ) -> Result<()> {
-        self.sweep(root, record)?;
-        let tmp = Spot::tmp(root, record);
-        let entry = tmp.make(&Mark::new(record, self.instance()))?;
-        let image = entry.make_image()?;
-        fill(&image)?;
-        failpoint::at("make.filled");
-        let synced = image.sync_all();
-        synced.map_err(|error| fail_io(&error, "fsync", &entry.image_path()))?;
-        failpoint::at("make.synced");
-        sync(&entry.directory, &entry.path)?;
-        tmp.rename(&Spot::place(root, record), point)
-    }
-
-    fn fill_volume(&self, record: &Record, image: &File, ctl: &dyn Ctl) -> Result<()> {
-        let wished = wished_size(record, SIZE_UNIT)?;
-        let copied = match record.source() {
-            None => 0,
-            Some(Source::File { path, format }) => {
-                let allowed = &self.backend.config().import_dirs;
-                let from = open_import(record, allowed, path, *format)?;
-                copy(record, &from, path, image, ctl, true)?
-            }
-            Some(source) => self.copy_source(record, source, image, ctl)?,
+    fn fill(&self, root: &Root, entry: &Entry, record: &Record, ctl: &dyn Ctl) -> Result<()> {
+        let origin = match record.id {
+            ObjectId::Snapshot(_) => Some(self.origin_of_snapshot(root, record)?),
+            ObjectId::Volume(_) => self.origin_of_volume(record)?,
         };
-        let size = wished.max(copied.next_multiple_of(SIZE_UNIT));
-        let grown = image.set_len(size);
-        grown.map_err(|error| fail_io(&error, "ftruncate", &record.title()))
+        let image = entry.make_image()?;
+        let mut copied = 0;
+        if let Some(origin) = &origin {
+            let copy = Copy {
+                record,
+                from: &origin.file,
+                source: &origin.path,
+                to: &image,
+                ctl,
+                frozen: origin.frozen,
+            };
+            copied = copy.run()?;
+        }
+        if let ObjectId::Volume(_) = record.id {
+            resize(&image, record, copied)?;
+        }
+        failpoint::at("make.filled");
+        // Half of it: there, and not in its place yet.
+        if ctl.progress(1, 2).is_break() {
+            return Err(cancelled(record, "create"));
+        }
+        image
+            .sync_all()
+            .map_err(|error| fail_io(&error, "fsync", &entry.image_path()))
     }
 
-    fn copy_source(
+    fn origin_of_volume(&self, record: &Record) -> Result<Option<Origin>> {
+        let Some(source) = record.source() else {
+            return Ok(None);
+        };
+        let origin = match source {
+            Source::File { path, format } => Origin {
+                file: open_import(record, &self.shared.config.import_dirs, path, *format)?,
+                path: path.clone(),
+                frozen: true,
+            },
+            Source::Snapshot { place, .. } => self.origin_of_ours(record, source, place, true)?,
+            Source::Volume { place, .. } => self.origin_of_ours(record, source, place, false)?,
+        };
+        let wished = wished_size(record, SECTOR_BYTES)?;
+        let stat = origin.file.metadata();
+        let stat = stat.map_err(|error| fail_io(&error, "fstat", &origin.path))?;
+        if wished != 0 && wished < stat.len() {
+            let message = format!(
+                "{}: {wished} bytes are less than the {} of {}",
+                record.title(),
+                stat.len(),
+                origin.path
+            );
+            return Err(invalid("ftruncate", message));
+        }
+        Ok(Some(origin))
+    }
+
+    fn origin_of_ours(
         &self,
         record: &Record,
         source: &Source,
-        image: &File,
-        ctl: &dyn Ctl,
-    ) -> Result<u64> {
-        let (Source::Snapshot { place, .. } | Source::Volume { place, .. }) = source else {
-            return Err(gone(record, "it has no source to copy"));
-        };
+        place: &Place,
+        frozen: bool,
+    ) -> Result<Origin> {
+        let root = self.open(place)?;
         let (kind, name, uid) =
-            source_name(source).ok_or_else(|| gone(record, "its source has no directory"))?;
-        let root = self.backend.root(&place.root, place.identity.as_deref())?;
-        let spot = Spot::new(&root, kind, name);
-        let Look::Ours(entry) = spot.look(uid, self.instance())? else {
-            return Err(gone(
-                record,
-                &format!("its source {} is not there", spot.path()),
-            ));
+            source_name(source).ok_or_else(|| gone(record, "its source has no image"))?;
+        self.open_source(record, &Spot::new(&root, kind, name), uid, frozen)
+    }
+
+    fn origin_of_snapshot(&self, root: &Root, record: &Record) -> Result<Origin> {
+        let name = directory_name(&record.born, record.image);
+        let spot = Spot::new(root, Kind::Volumes, name);
+        self.open_source(record, &spot, record.image, false)
+    }
+
+    fn open_source(
+        &self,
+        record: &Record,
+        spot: &Spot<'_>,
+        uid: Uid,
+        frozen: bool,
+    ) -> Result<Origin> {
+        let missing = || gone(record, &format!("its source {} is not there", spot.path()));
+        let entry = match self.look(spot, uid)? {
+            Look::Ours(entry) => entry,
+            Look::Foreign(whose) => return Err(gone(record, &whose)),
+            Look::Nothing | Look::Unmarked => return Err(missing()),
         };
-        let from = entry.image(OFlags::RDONLY)?;
-        let from = from.ok_or_else(|| gone(record, "the image of its source is not there"))?;
-        let frozen = kind == Kind::Snapshots;
-        copy(record, &from, &entry.image_path(), image, ctl, frozen)
+        Ok(Origin {
+            // A lease against writers is only given on a file that is open for reading only.
+            file: entry.image(OFlags::RDONLY)?.ok_or_else(missing)?,
+            path: entry.image_path(),
+            frozen,
+        })
     }
 
-    /// Grows an image that is there and writes its mark, if anything of it differs.
-    fn update(&self, root: &Root, record: &Record, mut entry: Entry) -> Result<VolumeState> {
-        let wished = wished_size(record, SIZE_UNIT)?;
-        let state = self.state(root, &entry, false)?;
-        let mut did = false;
-        if state.size_bytes < wished {
-            let image = entry.image(OFlags::RDWR)?;
-            let image = image.ok_or_else(|| gone(record, "its image is not there"))?;
-            let grown = image.set_len(wished).and_then(|()| image.sync_all());
-            grown.map_err(|error| fail_io(&error, "ftruncate", &entry.image_path()))?;
+    /// Brings a volume that is there to the record's size and mark.
+    fn update(&self, root: &Root, record: &Record, entry: &mut Entry) -> Result<VolumeState> {
+        let wished = wished_size(record, SECTOR_BYTES)?;
+        let image = entry.image(OFlags::RDWR)?;
+        let image = image.ok_or_else(|| gone(record, "its image file was removed"))?;
+        let grown = grow(&image, record, wished)?;
+        if grown {
             failpoint::at("update.grown");
-            did = true;
+            image
+                .sync_all()
+                .map_err(|error| fail_io(&error, "fsync", &entry.image_path()))?;
         }
-        let marked = entry.mark.as_ref();
-        let same = |mark: &Mark| mark.generation == record.generation && mark.name == record.name;
-        if !marked.is_some_and(same) {
-            entry.write_mark(Mark::new(record, self.instance()))?;
-            did = true;
-        }
-        self.state(root, &entry, did)
+        let marked = self.refresh_mark(root, entry, record)?;
+        // An earlier process may have died between its rename and its fsync.
+        Spot::place(root, record).settle()?;
+        state(entry, root, record, grown || marked)
     }
 
-    /// Gives the space of a torn image back, piece by piece.
-    fn shrink(&self, record: &Record, entry: &Entry, ctl: &dyn Ctl) -> Result<()> {
+    /// Writes the record into the mark if it has changed since.
+    fn refresh_mark(&self, root: &Root, entry: &mut Entry, record: &Record) -> Result<bool> {
+        let mark = Mark::new(root, record, self.instance());
+        let same = entry.mark.as_ref().is_some_and(|old| {
+            old.generation == mark.generation
+                && old.name == mark.name
+                && old.record.place == mark.record.place
+                && old.record.labels == mark.record.labels
+        });
+        if !same {
+            entry.write_mark(mark)?;
+        }
+        Ok(!same)
+    }
+
+    /// Frees what is left of a torn image, from its end, in pieces.
+    fn shrink(&self, entry: &Entry, record: &Record, ctl: &dyn Ctl) -> Result<()> {
         let Some(image) = entry.torn()? else {
             return Ok(());
         };
-        let failed = |error: std::io::Error| fail_io(&error, "ftruncate", &entry.path);
-        let total = image.metadata().map_err(failed)?.len();
+        let path = format!("{}/{TORN}", entry.path);
+        let stat = image.metadata();
+        let total = stat.map_err(|error| fail_io(&error, "fstat", &path))?.len();
+        let piece = (total / RECLAIM_PIECES).max(RECLAIM_PIECE_MIN_BYTES);
         let mut left = total;
         while left > 0 {
-            if ctl.cancelled() || ctl.progress(total - left, total).is_break() {
+            if ctl.cancelled() {
                 return Err(cancelled(record, "reclaim"));
             }
-            left = left.saturating_sub(RECLAIM_BYTES);
-            image.set_len(left).map_err(failed)?;
+            left = left.saturating_sub(piece);
+            image
+                .set_len(left)
+                .map_err(|error| fail_io(&error, "ftruncate", &path))?;
             failpoint::at("reclaim.truncated");
+            if ctl.progress(total - left, total).is_break() {
+                return Err(cancelled(record, "reclaim"));
+            }
+        }
+        Ok(())
+    }
+
+    fn survey_root(&self, path: &str, found: &mut Vec<Marked>) -> Result<()> {
+        let root = self.shared.open(path, None)?;
+        let kinds = [
+            (Kind::Volumes, Known::Live),
+            (Kind::Snapshots, Known::Live),
+            (Kind::Trash, Known::Trashed),
+            (Kind::Tmp, Known::Free),
+        ];
+        for (kind, known) in kinds {
+            for entry in marked(&root, kind)? {
+                let state = entry.state(&root, false)?.unwrap_or_default();
+                let Some(mark) = entry.mark else { continue };
+                found.push(Marked {
+                    record: mark.record,
+                    known,
+                    state,
+                    instance: mark.instance,
+                });
+            }
         }
         Ok(())
     }
 }
 
-fn copy(
-    record: &Record,
-    from: &File,
-    source: &str,
-    to: &File,
-    ctl: &dyn Ctl,
-    frozen: bool,
-) -> Result<u64> {
-    let copy = Copy {
-        record,
-        from,
-        source,
-        to,
-        ctl,
-        frozen,
-    };
-    copy.run()
-}
-
-/// A trashed image that somebody still has open (a loop device, a guest) is left whole.
-fn not_in_use(record: &Record, entry: &Entry) -> Result<()> {
-    let image = entry.image(OFlags::RDONLY).map_err(Error::untouched)?;
-    let Some(image) = image else { return Ok(()) };
-    match Lease::take(&image, Against::Everybody) {
-        Err(Errno::AGAIN | Errno::BUSY) => {
-            let by = holders(&image, Of::Everybody);
-            let message = format!("{} is still open: {}", record.title(), by.join(", "));
-            let error = Error::of_errno(16, "F_SETLEASE", message);
-            Err(error.held_by(by).untouched())
-        }
-        // No lease on this file system: it can't be told, and unlinking hurts no open file; its
-        // space is freed when it is closed.
-        Ok(_) | Err(_) => Ok(()),
-    }
-}
-
 impl Session for FileSession {
     fn ensure_volume(&mut self, step: Step, record: &Record, ctl: &dyn Ctl) -> Result<VolumeState> {
-        let root = self.root_of(record)?;
-        if let Some(entry) = self.in_place(&root, record)? {
-            Spot::place(&root, record).settle()?;
-            return self.update(&root, record, entry);
+        if step == Step::Encrypt {
+            let message = format!("{}: files can't be encrypted", record.title());
+            return Err(invalid("encrypt", message));
         }
-        if !matches!(step, Step::Create | Step::Import) {
-            return Err(gone(record, "its directory is not there"));
+        let root = self.open(&record.place)?;
+        let never_made = matches!(record.known, Known::Nothing | Known::Free);
+        if let Some(mut entry) = self.look_own(&root, record)? {
+            return self.update(&root, record, &mut entry);
         }
-        self.make(&root, record, "make.renamed", |image| {
-            self.fill_volume(record, image, ctl)
-        })?;
-        match self.in_place(&root, record)? {
-            Some(entry) => self.state(&root, &entry, true),
-            None => Err(gone(record, "it vanished while it was made")),
+        if let Look::Ours(_) = self.look(&Spot::trash(&root, record), record.id.uid())? {
+            return Err(gone(record, "it is in the trash; restore it first"));
         }
+        if step == Step::Update || !never_made {
+            // An empty image in its place would hide the loss.
+            return Err(gone(record, "its image is not there any more"));
+        }
+        let entry = self.make(&root, record, ctl)?;
+        state(&entry, &root, record, true)
     }
 
     fn ensure_snapshot(&mut self, record: &Record, ctl: &dyn Ctl) -> Result<SnapshotState> {
-        let root = self.root_of(record)?;
-        let mut did = false;
-        if self.in_place(&root, record)?.is_none() {
-            let name = directory_name(&record.born, record.image);
-            let volume = Spot::new(&root, Kind::Volumes, name);
-            let Look::Ours(source) = volume.look(record.image, self.instance())? else {
-                return Err(gone(record, "its volume is not there"));
-            };
-            let from = source.image(OFlags::RDONLY)?;
-            let from = from.ok_or_else(|| gone(record, "the image of its volume is not there"))?;
-            self.make(&root, record, "snapshot.renamed", |image| {
-                copy(record, &from, &source.image_path(), image, ctl, false).map(drop)
-            })?;
-            did = true;
-        }
-        let place = Spot::place(&root, record);
-        place.settle()?;
-        let Some(entry) = self.in_place(&root, record)? else {
-            return Err(gone(record, "it vanished while it was made"));
+        let root = self.open(&record.place)?;
+        let (entry, did) = match self.look_own(&root, record)? {
+            Some(entry) => {
+                Spot::place(&root, record).settle()?;
+                (entry, false)
+            }
+            None => (self.make(&root, record, ctl)?, true),
         };
-        let size_bytes = self.state(&root, &entry, did)?.size_bytes;
+        let state = state(&entry, &root, record, did)?;
         Ok(SnapshotState {
-            size_bytes,
-            identity: Some(root.identity.clone()),
+            size_bytes: state.size_bytes,
+            identity: state.identity,
             did,
         })
     }
 
     fn retire_volume(&mut self, record: &Record, _ctl: &dyn Ctl) -> Result<Retired> {
-        let root = self.root_of(record)?;
-        let (place, trash) = (Spot::place(&root, record), Spot::trash(&root, record));
-        let ours = match self.look(&place, record)? {
-            Look::Ours(_) => true,
-            Look::Unmarked if record.known == Known::Free => {
+        let root = self.open(&record.place)?;
+        let trash = Spot::trash(&root, record);
+        let found = self.look_to_retire(&root, record)?;
+        // A half-made one leaves no trash entry.
+        Spot::tmp(&root, record).remove()?;
+        let place = Spot::place(&root, record);
+        match (found, self.look(&trash, record.id.uid())?) {
+            (Some(_), Look::Ours(_)) => Err(foreign(&format!("{} is taken", trash.path()))),
+            (Some(entry), _) if entry.image(OFlags::RDONLY)?.is_none() => {
+                drop(entry);
                 place.remove()?;
-                false
+                Ok(Retired::Gone)
             }
-            // Somebody else's under our name: nothing of ours is there.
-            Look::Nothing | Look::Unmarked | Look::Foreign(_) => false,
-        };
-        if ours {
-            place.rename(&trash, "trash.renamed")?;
-        }
-        self.sweep(&root, record)?;
-        match self.look(&trash, record)? {
-            Look::Ours(_) | Look::Unmarked => {
+            (Some(_), _) => {
+                place.rename(&trash, "trash.renamed")?;
+                Ok(Retired::Trashed { image_id: None })
+            }
+            (None, Look::Ours(_)) => {
+                // An earlier process may have died between its rename and its fsync.
                 trash.settle()?;
                 place.settle()?;
                 Ok(Retired::Trashed { image_id: None })
             }
-            Look::Nothing | Look::Foreign(_) => Ok(Retired::Gone),
+            (None, Look::Nothing | Look::Unmarked | Look::Foreign(_)) => {
+                place.settle()?;
+                Ok(Retired::Gone)
+            }
         }
     }
 
     fn retire_snapshot(&mut self, record: &Record, _ctl: &dyn Ctl) -> Result<Retired> {
-        let root = self.root_of(record)?;
-        let place = Spot::place(&root, record);
-        self.sweep(&root, record)?;
-        if let Look::Ours(_) = self.look(&place, record)? {
-            place.rename(&Spot::tmp(&root, record), "trash.renamed")?;
-            self.sweep(&root, record)?;
+        let root = self.open(&record.place)?;
+        let tmp = Spot::tmp(&root, record);
+        tmp.remove()?;
+        if self.look_to_retire(&root, record)?.is_some() {
+            // In one piece out of sight, then in pieces.
+            Spot::place(&root, record).rename(&tmp, "snapshot.renamed")?;
+            tmp.remove()?;
+        } else {
+            Spot::place(&root, record).settle()?;
         }
         Ok(Retired::Gone)
     }
 
     fn reclaim(&mut self, record: &Record, ctl: &dyn Ctl) -> Result<Reclaimed> {
-        let root = self.root_of(record).map_err(Error::untouched)?;
+        let root = self.open(&record.place)?;
         let trash = Spot::trash(&root, record);
-        let entry = match self.look(&trash, record).map_err(Error::untouched)? {
+        let entry = match self
+            .look(&trash, record.id.uid())
+            .map_err(Error::untouched)?
+        {
             Look::Ours(entry) => entry,
-            // Its mark goes last, so what is left without one is the end of an earlier call.
+            Look::Nothing => {
+                if let Look::Ours(_) = self.look(&Spot::place(&root, record), record.id.uid())? {
+                    let message =
+                        format!("{}: it is in its place, not in the trash", record.title());
+                    return Err(invalid("unlink", message));
+                }
+                trash.settle()?;
+                return Ok(Reclaimed::Done);
+            }
+            Look::Foreign(whose) => return Err(foreign(&whose)),
+            // The mark goes last, then the directory: this is what a crash between leaves. Its
+            // name is our uid, and whatever else may be in it keeps it there.
             Look::Unmarked => {
                 trash.remove()?;
                 return Ok(Reclaimed::Done);
             }
-            Look::Nothing => {
-                if let Look::Ours(_) = self.look(&Spot::place(&root, record), record)? {
-                    let message = format!("{} is in its place, not in the trash", record.title());
-                    return Err(Error::new(ErrorKind::Internal, "reclaim", message).untouched());
-                }
-                return Ok(Reclaimed::Done);
-            }
-            Look::Foreign(whose) => return Err(foreign(&whose)),
         };
-        if ctl.cancelled() && entry.torn()?.is_none() {
-            return Err(cancelled(record, "reclaim").untouched());
+        if ctl.cancelled() {
+            let error = cancelled(record, "reclaim");
+            let whole = entry.image(OFlags::RDONLY)?.is_some();
+            return Err(if whole { error.untouched() } else { error });
         }
-        not_in_use(record, &entry)?;
+        refuse_in_use(&entry, record)?;
         entry.tear()?;
-        self.shrink(record, &entry, ctl)?;
+        self.shrink(&entry, record, ctl)?;
+        drop(entry);
         trash.remove()?;
         Ok(Reclaimed::Done)
     }
 
     fn restore(&mut self, record: &Record, _ctl: &dyn Ctl) -> Result<VolumeState> {
-        let root = self.root_of(record)?;
-        let (place, trash) = (Spot::place(&root, record), Spot::trash(&root, record));
-        if let Look::Ours(entry) = self.look(&trash, record)? {
-            if entry.image(OFlags::RDONLY)?.is_none() {
-                return Err(gone(record, "its image was reclaimed already"));
-            }
-            trash.rename(&place, "restore.renamed")?;
+        let root = self.open(&record.place)?;
+        if let Some(mut entry) = self.look_own(&root, record)? {
+            self.refresh_mark(&root, &mut entry, record)?;
+            Spot::place(&root, record).settle()?;
+            Spot::trash(&root, record).settle()?;
+            return state(&entry, &root, record, false);
         }
-        match self.in_place(&root, record)? {
-            Some(entry) => {
-                place.settle()?;
-                self.state(&root, &entry, true)
-            }
-            None => Err(gone(record, "it is not in the trash any more")),
+        let trash = Spot::trash(&root, record);
+        let Look::Ours(mut entry) = self.look(&trash, record.id.uid())? else {
+            return Err(gone(record, "it is not in the trash any more"));
+        };
+        if entry.image(OFlags::RDONLY)?.is_none() {
+            return Err(gone(record, "part of its space is freed already"));
         }
+        let place = Spot::place(&root, record);
+        trash.rename(&place, "restore.renamed")?;
+        entry.path = place.path();
+        self.refresh_mark(&root, &mut entry, record)?;
+        state(&entry, &root, record, true)
     }
 
     fn flatten(&mut self, record: &Record, _ctl: &dyn Ctl) -> Result<VolumeState> {
-        let root = self.root_of(record)?;
-        // Files never depend on a parent.
-        match self.in_place(&root, record)? {
-            Some(entry) => self.state(&root, &entry, false),
-            None => Err(gone(record, "its directory is not there")),
-        }
+        // Files share blocks, not fates: there is nothing to do.
+        let root = self.open(&record.place)?;
+        let entry = match self.look_own(&root, record)? {
+            Some(entry) => entry,
+            None => match self.look(&Spot::trash(&root, record), record.id.uid())? {
+                Look::Ours(entry) => entry,
+                _ => return Err(gone(record, "it is not there")),
+            },
+        };
+        state(&entry, &root, record, false)
     }
 
     fn inspect(&mut self, record: &Record, _ctl: &dyn Ctl) -> Result<Option<Found>> {
-        let root = self.root_of(record)?;
-        let place = Spot::place(&root, record);
-        match self.look(&place, record)? {
+        let root = self.open(&record.place)?;
+        let uid = record.id.uid();
+        let is_volume = matches!(record.id, ObjectId::Volume(_));
+        let other = match self.look(&Spot::place(&root, record), uid)? {
             Look::Ours(entry) => {
-                place.settle()?;
                 let Some(state) = entry.state(&root, false)? else {
                     return Ok(Some(Found::Half));
                 };
-                return Ok(Some(match record.id {
-                    ObjectId::Volume(_) => Found::Volume(state),
-                    ObjectId::Snapshot(_) => Found::Snapshot(SnapshotState {
+                return Ok(Some(if is_volume {
+                    Found::Volume(state)
+                } else {
+                    Found::Snapshot(SnapshotState {
                         size_bytes: state.size_bytes,
                         identity: state.identity,
                         did: false,
-                    }),
+                    })
                 }));
             }
-            Look::Unmarked => return Ok(Some(Found::Unmarked)),
-            Look::Foreign(whose) => return Ok(Some(Found::Foreign(whose))),
-            Look::Nothing => {}
-        }
-        if let ObjectId::Volume(_) = record.id
-            && let Look::Ours(entry) = self.look(&Spot::trash(&root, record), record)?
-        {
-            let whole = entry.image(OFlags::RDONLY)?.is_some();
+            Look::Nothing => None,
+            Look::Unmarked => Some(Found::Unmarked),
+            Look::Foreign(whose) => Some(Found::Foreign(whose)),
+        };
+        if let Look::Ours(entry) = self.look(&Spot::trash(&root, record), uid)? {
             return Ok(Some(Found::Trashed {
                 image_id: None,
-                whole,
+                whole: entry.image(OFlags::RDONLY)?.is_some(),
             }));
         }
-        let half = !matches!(self.look(&Spot::tmp(&root, record), record)?, Look::Nothing);
-        Ok((half && matches!(record.id, ObjectId::Volume(_))).then_some(Found::Half))
+        if other.is_none() {
+            let tmp = self.look(&Spot::tmp(&root, record), uid)?;
+            return Ok((!matches!(tmp, Look::Nothing)).then_some(Found::Half));
+        }
+        Ok(other)
     }
 
     fn probe(&mut self, _ctl: &dyn Ctl) -> Result<BTreeMap<String, String>> {
-        let roots = self.backend.config().domains.get(&self.domain);
-        let mut found = BTreeMap::new();
-        for path in roots.into_iter().flatten() {
-            let root = self.backend.root(path, None)?;
-            found.insert(path.clone(), root.identity);
+        let mut identities = BTreeMap::new();
+        for path in &self.roots {
+            let root = self.shared.open(path, None)?;
+            root.tidy();
+            let stat = rustix::fs::fstatvfs(&root.fd)
+                .map_err(|errno| fail(errno, "statvfs", &format!("root {path}")))?;
+            if stat.f_flag.contains(StatVfsMountFlags::RDONLY) {
+                return Err(unreachable(format!(
+                    "root {path} is mounted read-only; look for disk errors, then mount it again"
+                )));
+            }
+            identities.insert(path.clone(), root.identity);
         }
-        Ok(found)
+        Ok(identities)
     }
 
     fn survey(&mut self, _ctl: &dyn Ctl) -> Result<Vec<Marked>> {
-        let roots = self.backend.config().domains.get(&self.domain);
-        let mut all = Vec::new();
-        for path in roots.into_iter().flatten() {
-            let root = self.backend.root(path, None)?;
-            for (kind, known) in [
-                (Kind::Volumes, Known::Live),
-                (Kind::Snapshots, Known::Live),
-                (Kind::Trash, Known::Trashed),
-            ] {
-                for entry in marked(&root, kind)? {
-                    let state = entry.state(&root, false)?.unwrap_or_default();
-                    if let Some(mark) = entry.mark {
-                        all.push(Marked {
-                            record: mark.record,
-                            known,
-                            state,
-                            instance: mark.instance,
-                        });
-                    }
-                }
-            }
+        let mut found = Vec::new();
+        for root in &self.roots {
+            self.survey_root(root, &mut found)?;
         }
-        Ok(all)
+        Ok(found)
     }
+}
+
+fn state(entry: &Entry, root: &Root, record: &Record, did: bool) -> Result<VolumeState> {
+    let state = entry.state(root, did)?;
+    state.ok_or_else(|| gone(record, "its image file was removed"))
+}
+
+/// Gives a new image its size: the wished one, or that of what it was copied from.
+fn resize(image: &File, record: &Record, copied: u64) -> Result<()> {
+    let wished = match wished_size(record, SECTOR_BYTES)? {
+        0 => copied.next_multiple_of(SECTOR_BYTES).max(SECTOR_BYTES),
+        size => size,
+    };
+    grow(image, record, wished).map(|_| ())
+}
+
+/// Makes a file larger if it is smaller. Never the other way.
+fn grow(image: &File, record: &Record, wished: u64) -> Result<bool> {
+    let title = record.title();
+    let size = || {
+        let stat = image.metadata();
+        stat.map(|stat| stat.len())
+            .map_err(|error| fail_io(&error, "fstat", &title))
+    };
+    if size()? >= wished {
+        return Ok(false);
+    }
+    image
+        .set_len(wished)
+        .map_err(|error| fail_io(&error, "ftruncate", &title))?;
+    let now = size()?;
+    if now != wished {
+        let message = format!("{title}: its file has {now} bytes after it was given {wished}");
+        return Err(Error::new(ErrorKind::Transient, "ftruncate", message));
+    }
+    Ok(true)
+}
+
+/// A trashed image that a guest or a loop device still has open is not freed under it.
+fn refuse_in_use(entry: &Entry, record: &Record) -> Result<()> {
+    let Some(image) = entry.image(OFlags::RDONLY).map_err(Error::untouched)? else {
+        return Ok(());
+    };
+    let by = match Lease::take(&image, Against::Everybody) {
+        Ok(_) => return Ok(()),
+        Err(Errno::AGAIN) => holders(&image, Of::Everybody),
+        // No leases here: what /proc shows has to do.
+        Err(_) => match holders(&image, Of::Everybody) {
+            none if none.is_empty() => return Ok(()),
+            by => by,
+        },
+    };
+    let message = format!("{}: somebody has its image open", record.title());
+    Err(
+        Error::of_errno(Errno::BUSY.raw_os_error(), "F_SETLEASE", message)
+            .held_by(by)
+            .untouched(),
+    )
 }

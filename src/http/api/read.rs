@@ -239,5 +239,5 @@ pub fn event_page(hub: &Hub, query: &EventQuery) -> Result<Value, Problem> {
         .iter()
         .map(|logged| wire::event(logged.seq, &logged.entry))
         .collect();
-    Ok(json!({"items": items, "next": page.next, "oldest": page.oldest}))
+    Ok(json!({"items": items, "next": page.next, "oldest": page.oldest, "newest": page.newest}))
 }

@@ -1,3 +1,5 @@
+//! Tests of the parser of requests.
+
 use super::*;
 
 const LIMITS: Limits = Limits {

@@ -1,3 +1,5 @@
+//! Tests of the wire types.
+
 use super::*;
 
 fn refused(body: &str) -> (u16, Option<String>, String) {
