@@ -8,11 +8,14 @@
 mod job;
 mod lane;
 mod probe;
+mod refusal;
 mod worker;
 
 pub use job::{About, Job, ProbeJob, Report, Unreplaced};
 pub use lane::{Counts, THREADS_MAX};
 pub(crate) use lane::{Given, Pool, Seat};
+pub use refusal::PoolsError;
+pub(crate) use refusal::Refusal;
 
 use crate::backend::SharedBackend;
 use crate::clock::Clock;
@@ -26,7 +29,6 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::{fmt, io};
-use thiserror::Error;
 
 /// Sessions that may be left behind unclosed, in the life of a process.
 const LEAKED_MAX: usize = 64;
@@ -236,58 +238,6 @@ impl Shared {
     fn pool(&self, domain: &str, lane: Lane) -> Option<Arc<Pool>> {
         lock(&self.pools).get(&(Arc::from(domain), lane)).cloned()
     }
-}
-
-/// Why a thread wasn't started.
-#[derive(Debug)]
-pub(crate) enum Refusal {
-    Budget(usize),
-    Crowded(usize),
-    System(io::Error),
-}
-
-impl fmt::Display for Refusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Refusal::Budget(max) => write!(f, "limits.threads ({max}) is reached"),
-            Refusal::Crowded(gone) => write!(
-                f,
-                "no new worker until one of {gone} threads that were given up or told to leave ends"
-            ),
-            Refusal::System(error) => write!(f, "the system gave no thread: {error}"),
-        }
-    }
-}
-
-/// Why the pools can't be as asked.
-#[derive(Debug, Error)]
-pub enum PoolsError {
-    /// Some pool could then not replace what it abandons, because others used up the threads.
-    #[error(
-        "limits.threads is {threads_max}, but the pools can need {needed} threads (workers, those \
-         that may be abandoned, a probe per domain); raise it, or lower lanes.*.threads and \
-         lanes.*.abandoned_max"
-    )]
-    Budget {
-        /// `limits.threads`.
-        threads_max: usize,
-        /// What all pools together can need.
-        needed: usize,
-    },
-    /// There is no such pool.
-    #[error("there is no pool for domain {domain}")]
-    NoPool {
-        /// Which domain.
-        domain: String,
-    },
-    /// A thread could not be started.
-    #[error("domain {domain}: {cause}")]
-    Spawn {
-        /// Which domain.
-        domain: String,
-        /// In words.
-        cause: String,
-    },
 }
 
 impl Pools {

@@ -3,7 +3,7 @@
 
 use super::Watch;
 use crate::backend::{self, Backend, Caps, Ctl, Error, Found, Marked, Outcome, Reclaimed};
-use crate::backend::{Retired, Session, SnapshotState, VolumeState};
+use crate::backend::{Retired, Session, SnapshotState, Unwatched, VolumeState};
 use crate::clock::Clock;
 use crate::model::{
     Body, ErrorKind, Known, Lane, Millis, ObjectId, Phase, Place, Record, SnapshotBody, Step, Uid,
@@ -56,6 +56,7 @@ impl Call {
 pub struct Puppet {
     calls: Sender<Call>,
     pub acts_on_connect: AtomicBool,
+    pub acts_on_close: Arc<AtomicBool>,
     pub retired: AtomicUsize,
     pub recovered: AtomicUsize,
 }
@@ -100,7 +101,10 @@ impl Backend for Puppet {
         if self.acts_on_connect.load(Ordering::SeqCst) {
             Puppet::play(&self.calls, Step::Connect, ctl)?;
         }
-        Ok(Box::new(Line(self.calls.clone())))
+        Ok(Box::new(Line {
+            calls: self.calls.clone(),
+            acts_on_close: Arc::clone(&self.acts_on_close),
+        }))
     }
 
     fn recover_abandoned(&self, _: &str) -> backend::Result<usize> {
@@ -114,11 +118,23 @@ impl Backend for Puppet {
     }
 }
 
-struct Line(Sender<Call>);
+struct Line {
+    calls: Sender<Call>,
+    acts_on_close: Arc<AtomicBool>,
+}
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        if self.acts_on_close.load(Ordering::SeqCst) {
+            // However it ends, it ends.
+            let _closed = Puppet::play(&self.calls, Step::Connect, &Unwatched);
+        }
+    }
+}
 
 impl Line {
     fn play(&self, step: Step, ctl: &dyn Ctl) -> backend::Result<()> {
-        Puppet::play(&self.0, step, ctl)
+        Puppet::play(&self.calls, step, ctl)
     }
 }
 
@@ -164,7 +180,7 @@ impl Session for Line {
     }
 
     fn probe(&mut self, ctl: &dyn Ctl) -> backend::Result<BTreeMap<String, String>> {
-        Puppet::play(&self.0, Step::Probe, ctl).map(|()| BTreeMap::new())
+        Puppet::play(&self.calls, Step::Probe, ctl).map(|()| BTreeMap::new())
     }
 
     fn survey(&mut self, _: &dyn Ctl) -> backend::Result<Vec<Marked>> {
@@ -249,6 +265,7 @@ impl Stage {
         let puppet = Arc::new(Puppet {
             calls: calls_in,
             acts_on_connect: AtomicBool::new(false),
+            acts_on_close: Arc::default(),
             retired: AtomicUsize::new(0),
             recovered: AtomicUsize::new(0),
         });

@@ -543,3 +543,52 @@ fn a_stopped_process_gives_what_runs_a_second_chance() {
         [format!("abandoned {attempt}"), "create 1".to_owned()]
     );
 }
+
+#[test]
+fn threads_that_hang_while_they_leave_use_up_no_more_than_the_share_of_their_pool() {
+    let mut stage = stage(1, 1);
+    stage.puppet.acts_on_close.store(true, Ordering::SeqCst);
+    let mut closing = Vec::new();
+    for round in 0..2 {
+        let (_, call) = stage.enter();
+        call.act(Act::Return);
+        stage.report();
+        stage.pools.resize("a", Lane::Create, 0, 1).expect("less");
+        closing.push(stage.call());
+        stage.pools.resize("a", Lane::Create, 1, 1).expect("more");
+        let told = stage.told();
+        match round {
+            0 => assert_eq!(told, ["create 0", "create 1"]),
+            _ => assert_eq!(told, ["create 0", "no thread", "create 0"]),
+        }
+    }
+    for _ in 0..3 {
+        assert_eq!(stage.pass(10_000), None, "only the end of a thread helps");
+        assert_eq!(stage.told(), Vec::<String>::new(), "told once");
+    }
+    closing[0].act(Act::Return);
+    stage.until(|pools| pools.threads() == 3);
+    stage.pass(0);
+    assert_eq!(stage.told(), ["create 1"]);
+    // Let go of everything that is still to be closed.
+    stage.puppet.acts_on_close.store(false, Ordering::SeqCst);
+}
+
+#[test]
+fn a_lost_session_is_closed_and_opened_within_the_next_attempt() {
+    let mut stage = stage(1, 1);
+    let (_, call) = stage.enter();
+    call.act(Act::Fail(Error::of_errno(108, "rbd_open", "blocklisted")));
+    assert!(word(&stage.report()).ends_with("SessionLost"));
+    stage.puppet.acts_on_close.store(true, Ordering::SeqCst);
+    let (attempt, call) = stage.enter();
+    assert_eq!(call.step, Step::Connect, "it closes the lost one first");
+    stage.puppet.acts_on_close.store(false, Ordering::SeqCst);
+    stage.pass(CONNECT_MS);
+    assert_eq!(
+        stage.told(),
+        [format!("abandoned {attempt}"), "create 1".to_owned()]
+    );
+    drop(call);
+    assert_eq!(word(&stage.report()), format!("late {attempt} Cancelled"));
+}
