@@ -5,8 +5,6 @@
 //! so that it notices when the process was stopped: see `PAUSE_MS`.
 
 mod plan;
-#[cfg(test)]
-mod stage;
 mod systemd;
 #[cfg(test)]
 mod tests;

@@ -1,7 +1,6 @@
 //! For the tests: a storage whose every call does what the test says, and pools over it with a
 //! clock and a watchdog that the test moves by hand. So nothing depends on how fast anything runs.
 
-use super::Watch;
 use crate::backend::{self, Backend, Caps, Ctl, Error, Found, Marked, Outcome, Reclaimed};
 use crate::backend::{Retired, Session, SnapshotState, Unwatched, VolumeState};
 use crate::clock::Clock;
@@ -11,7 +10,8 @@ use crate::model::{
 };
 use crate::pool::{DomainLayout, Job, Layout, Pools, Report, Spawner, system_spawner};
 use crate::slot::{Deadline, Plan};
-use crossbeam::channel::{Receiver, Sender, bounded, unbounded};
+use crate::watchdog::Watch;
+use crossbeam::channel::{Receiver, Sender, bounded};
 use std::collections::BTreeMap;
 use std::io;
 use std::ops::ControlFlow;
@@ -63,8 +63,8 @@ pub struct Puppet {
 
 impl Puppet {
     fn play(calls: &Sender<Call>, step: Step, ctl: &dyn Ctl) -> backend::Result<()> {
-        let (acts, told) = unbounded();
-        let (answer, goes_on) = unbounded();
+        let (acts, told) = bounded(1_024);
+        let (answer, goes_on) = bounded(1_024);
         let call = Call {
             step,
             acts,
@@ -261,7 +261,7 @@ pub const CONNECT_MS: u64 = 300;
 impl Stage {
     /// Pools for these domains, with `room` places for reports.
     pub fn new(domains: Vec<DomainLayout>, room: usize) -> Stage {
-        let (calls_in, calls) = unbounded();
+        let (calls_in, calls) = bounded(1_024);
         let puppet = Arc::new(Puppet {
             calls: calls_in,
             acts_on_connect: AtomicBool::new(false),
