@@ -1,12 +1,12 @@
 //! Pools and watchdog together, with a clock and a storage that the tests move by hand.
 
-mod stage;
+mod stage_tests;
 
 use crate::backend::Error;
 use crate::model::{ErrorKind, Lane, Millis, Step};
 use crate::pool::{Layout, Pools, PoolsError, ProbeJob, Report, Unreplaced, system_spawner};
 use crate::slot::{Deadline, Plan};
-use stage::{Act, CONNECT_MS, DEADLINE_MS, Stage, domain, word};
+use stage_tests::{Act, CONNECT_MS, DEADLINE_MS, Stage, domain, word};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 

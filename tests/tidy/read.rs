@@ -34,10 +34,7 @@ impl Source {
 
     /// Whether the whole file is tests.
     pub fn is_test_file(&self) -> bool {
-        !self.is_src()
-            || self.path.ends_with("/tests.rs")
-            || self.path.ends_with("_tests.rs")
-            || self.path.contains("/tests/")
+        !self.is_src() || self.path.ends_with("/tests.rs") || self.path.ends_with("_tests.rs")
     }
 
     /// The top module of a file in `src`.
