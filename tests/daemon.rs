@@ -480,3 +480,33 @@ fn many_who_wait_delay_nobody() {
         }
     });
 }
+
+#[test]
+fn what_hangs_again_and_again_on_a_healthy_backend_is_given_up() {
+    let extra = format!(
+        "{QUICK}[lanes.delete]\nthreads = 2\nabandoned_max = 1\n[restart]\nafter = \"1s\"\n\
+         [breaker]\nopen = \"200ms\"\nopen_cap = \"500ms\"\n[retry]\nhangs = 2\n\
+         [[backend.faults.rules]]\nstep = \"trash\"\nname = \"stuck\"\naction = \"hang\"\n"
+    );
+    let mut daemon = Daemon::start(&extra);
+    create(&daemon, "stuck");
+    daemon.call("DELETE", "/v1/volumes/stuck", None);
+    assert_eq!(daemon.ended().code(), Some(75), "{}", daemon.log());
+    daemon.again(&[]);
+    daemon.wait_ready();
+    daemon.until("it is given up", |daemon| {
+        let volumes = daemon
+            .client()
+            .send("GET", "/v1/volumes/stuck", None, daemon::FAR);
+        volumes.is_ok_and(|answer| answer.body["status"]["phase"] == "failed")
+    });
+    let stuck = daemon.get("/v1/volumes/stuck");
+    assert_eq!(stuck["status"]["reason"], "Hung", "{stuck}");
+    // The process that holds the second hang ends once more; then nothing is left to do.
+    assert_eq!(daemon.ended().code(), Some(75), "{}", daemon.log());
+    daemon.again(&[]);
+    daemon.wait_ready();
+    create(&daemon, "other");
+    let stuck = daemon.get("/v1/volumes/stuck");
+    assert_eq!(stuck["status"]["phase"], "failed", "{stuck}");
+}
