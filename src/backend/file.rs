@@ -88,6 +88,11 @@ impl Shared {
         Ok(root)
     }
 
+    /// Opens a root that is there, and makes none.
+    fn find(&self, path: &str) -> Result<Root> {
+        Root::find(path, self.seen(path).as_deref())
+    }
+
     fn seen(&self, path: &str) -> Option<String> {
         let all = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         all.get(path).cloned()

@@ -43,6 +43,19 @@ fn assert_nothing_goes(session: &mut dyn Session, record: &Record) {
 }
 
 #[test]
+fn a_survey_makes_no_root_of_an_empty_mount_point() {
+    // As `volward rebuild` comes: with no records, so that nobody knows the root.
+    let scratch = Scratch::new();
+    let error = scratch.session().survey(&Unwatched).unwrap_err();
+    assert_eq!(error.kind, ErrorKind::Unreachable);
+    assert_eq!(fs::read_dir(scratch.root()).unwrap().count(), 0);
+    fs::remove_dir(scratch.root()).unwrap();
+    let error = scratch.session().survey(&Unwatched).unwrap_err();
+    assert_eq!(error.kind, ErrorKind::Unreachable);
+    assert!(!Path::new(scratch.root()).exists());
+}
+
+#[test]
 fn an_unmounted_disk_is_no_new_root() {
     let (scratch, mut session, record) = used();
     let away = scratch.directory.join("away");

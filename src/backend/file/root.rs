@@ -79,6 +79,26 @@ impl Root {
             }
             None => initialise(&fd, path, instance)?,
         };
+        Root::checked(fd, path, identity, expected)
+    }
+
+    /// The same, but makes no new root: an empty mount point must not pass for one that holds
+    /// nothing.
+    ///
+    /// # Errors
+    /// As `open`, and `Unreachable` when it has no id file.
+    pub fn find(path: &str, expected: Option<&str>) -> Result<Root> {
+        let fd = open_root(path)?;
+        let identity = read_id(&fd, path)?.ok_or_else(|| {
+            unreachable(format!(
+                "root {path} has no id file {ID_FILE}; mount its disk, or, if it was never used, \
+                 take its class out of the configuration for now"
+            ))
+        })?;
+        Root::checked(fd, path, identity, expected)
+    }
+
+    fn checked(fd: OwnedFd, path: &str, identity: String, expected: Option<&str>) -> Result<Root> {
         if let Some(expected) = expected.filter(|expected| *expected != identity) {
             return Err(unreachable(format!(
                 "root {path}: it is {identity}, and {expected} was there before; another disk is \

@@ -275,7 +275,7 @@ impl FileSession {
     }
 
     fn survey_root(&self, path: &str, found: &mut Vec<Marked>) -> Result<()> {
-        let root = self.shared.open(path, None)?;
+        let root = self.shared.find(path)?;
         let kinds = [
             (Kind::Volumes, Known::Live),
             (Kind::Snapshots, Known::Live),
