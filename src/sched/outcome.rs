@@ -191,7 +191,9 @@ impl Sched {
             record.known = known;
             record.look = false;
             record.observed_generation = record.observed_generation.max(run.generation);
-            if record.wish == Wish::Absent {
+            // It may have been asked back meanwhile: then it is restored at once.
+            let kept = record.wish == Wish::Absent;
+            if kept {
                 record.move_to(Phase::Trashed, now);
             }
             if let Some(volume) = record.volume_mut() {
@@ -199,7 +201,7 @@ impl Sched {
                 volume.trashed_at.get_or_insert(now);
                 let after = *volume.reclaim_after.get_or_insert(now.plus(keep));
                 volume.blocked_by = by;
-                due = (known == Known::Trashed).then_some(after);
+                due = (kept && known == Known::Trashed).then_some(after);
             }
         });
         self.table.touch(id, |object| {
