@@ -231,6 +231,8 @@ impl Sched {
         let error = Error::new(ErrorKind::Blocked, "reclaim", news)
             .held_by(by)
             .untouched();
+        // That answer says that the image is whole.
+        self.table.change(id, super::trouble::back_to_trash);
         self.wait_for_users(id, &error);
     }
 

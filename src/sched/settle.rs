@@ -242,6 +242,8 @@ impl Sched {
     fn dispatch(&mut self, id: ObjectId, step: Step, lane: Lane, key: Uid, shared: Option<Uid>) {
         self.attempts += 1;
         let attempt = self.attempts;
+        let phase = self.table.get(id).map(|object| object.record.phase);
+        let first_reclaim = step == Step::Reclaim && phase == Some(Phase::Trashed);
         if step != Step::Inspect {
             self.table
                 .change(id, |record, now| begin(record, step, now));
@@ -263,6 +265,7 @@ impl Sched {
             key,
             shared,
             hang_counted: false,
+            first_reclaim,
             cancelled: false,
         };
         self.table.touch(id, |object| object.run = Some(run));

@@ -36,6 +36,9 @@ pub struct Run {
     pub shared: Option<Uid>,
     /// This hang was counted already.
     pub hang_counted: bool,
+    /// A reclaim whose dispatch marked the entry as being reclaimed: none had begun before, so if
+    /// this one touched nothing the image is whole.
+    pub first_reclaim: bool,
     /// It was asked to end early, by a wish.
     pub cancelled: bool,
 }

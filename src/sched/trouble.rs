@@ -31,12 +31,9 @@ impl Sched {
         if makes && !error.touched {
             self.table.change(id, |record, _| record.look = false);
         }
-        if run.step == Step::Reclaim && !error.touched {
-            self.table.change(id, |record, now| {
-                if record.phase == Phase::Reclaiming {
-                    record.move_to(Phase::Trashed, now);
-                }
-            });
+        // An earlier reclaim may have begun, whatever this one says of itself.
+        if run.first_reclaim && !error.touched {
+            self.table.change(id, back_to_trash);
         }
         if self
             .table
@@ -137,11 +134,8 @@ impl Sched {
         };
         let waits = object.record.waits.saturating_add(1);
         let at = self.now.plus(in_use_ms(waits));
-        self.table.change(id, |record, now| {
+        self.table.change(id, |record, _| {
             record.waits = waits;
-            if record.phase == Phase::Reclaiming && !error.touched {
-                record.move_to(Phase::Trashed, now);
-            }
             if record.phase.is_trash()
                 && let Some(volume) = record.volume_mut()
             {
@@ -248,6 +242,13 @@ impl Sched {
             );
             self.give_up(id, ErrorKind::Hung, words);
         }
+    }
+}
+
+/// The backend says that nothing of it was removed: it can be restored again.
+pub(super) fn back_to_trash(record: &mut Record, now: Millis) {
+    if record.phase == Phase::Reclaiming {
+        record.move_to(Phase::Trashed, now);
     }
 }
 

@@ -41,6 +41,8 @@ pub struct Checker {
     uses: BTreeMap<ObjectId, Use>,
     pub promises: BTreeMap<ObjectId, Promise>,
     bills: BTreeMap<ObjectId, Bill>,
+    /// Objects whose image was seen whole.
+    were_whole: BTreeSet<ObjectId>,
     /// Highest event number and how many were committed.
     pub dispatches: u64,
     pub seen_steps: BTreeSet<Step>,
@@ -203,6 +205,15 @@ impl Checker {
                 image.is_some_and(|image| image.trashed),
                 "not in the trash: {record:?}"
             );
+            // What was deleted before it was ever whole can't be restored, and nobody expects it.
+            let torn = image.is_some_and(|image| !image.whole) && self.were_whole.contains(&id);
+            assert!(
+                !torn,
+                "shown as restorable, and a part of it is gone: {record:?}"
+            );
+        }
+        if image.is_some_and(|image| image.whole) {
+            self.were_whole.insert(id);
         }
         let bill = self.bills.entry(id).or_default();
         assert!(

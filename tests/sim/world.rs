@@ -500,13 +500,8 @@ impl World {
             }
             _ => self.disk.act(call.job.step, &call.job.record, extent),
         };
-        // A reclaim that changed nothing still says "touched" if an earlier one had begun.
-        let whole = self
-            .disk
-            .images
-            .get(&call.job.record.image)
-            .is_some_and(|i| i.whole);
-        let untouched = extent == Extent::Nothing && (call.job.step != Step::Reclaim || whole);
+        // Also of an attempt that never got to its work, whatever an earlier one has begun.
+        let untouched = extent == Extent::Nothing;
         let result = match (call.answer, did) {
             (_, Err(error)) => Err(error),
             (Some(error), Ok(_)) if untouched => Err(error.untouched()),
