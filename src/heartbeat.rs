@@ -58,6 +58,8 @@ pub struct Vitals {
     pub loop_age_ms: u64,
     /// The loop beat within `heartbeat_max`.
     pub loop_alive: bool,
+    /// Milliseconds by which the watchdog is overdue; the whole uptime if it has ended.
+    pub watchdog_late_ms: u64,
     /// The watchdog runs, and is not overdue by more than `heartbeat_max`.
     pub watchdog_alive: bool,
 }
@@ -78,13 +80,12 @@ impl Health {
     pub fn vitals(&self) -> Vitals {
         let now_ms = self.clock.now_ms();
         let loop_age_ms = self.beats.loop_age_ms(now_ms);
+        let late_ms = self.beats.watchdog_overslept_ms(now_ms);
         Vitals {
+            watchdog_late_ms: late_ms.unwrap_or(now_ms),
             loop_age_ms,
             loop_alive: loop_age_ms <= self.heartbeat_max_ms,
-            watchdog_alive: self
-                .beats
-                .watchdog_overslept_ms(now_ms)
-                .is_some_and(|late_ms| late_ms <= self.heartbeat_max_ms),
+            watchdog_alive: late_ms.is_some_and(|late_ms| late_ms <= self.heartbeat_max_ms),
         }
     }
 }

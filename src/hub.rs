@@ -9,7 +9,7 @@ use crate::config::Config;
 use crate::heartbeat::Health;
 use crate::http::park::Park;
 use crate::metrics::Metrics;
-use crate::model::{Millis, ObjectId};
+use crate::model::Millis;
 use crate::pool::Pools;
 use crate::sched::{Accepted, Refusal, Request, View};
 use crate::store::{Reader, StoreError};
@@ -218,13 +218,6 @@ impl Hub {
             readers.push(reader);
         }
         Ok(found)
-    }
-
-    /// Whether an object is worked on right now, for those who show it.
-    #[must_use]
-    pub fn running(&self, id: ObjectId) -> Option<crate::pool::Running> {
-        let running = self.0.parts.pools.running();
-        running.into_iter().find(|run| run.about.object == id)
     }
 }
 

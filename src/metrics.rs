@@ -296,9 +296,10 @@ impl Metrics {
     pub fn queued(&self, dispatch: &Dispatch, now: Millis) {
         let labels = [dispatch.lane.as_str(), dispatch.step.as_str()];
         let record = &dispatch.record;
-        let ready_at = record
-            .wished_at
-            .max(record.next_attempt_at.unwrap_or_default());
+        // The time in the trash is kept on purpose.
+        let kept_until = record.volume().and_then(|volume| volume.reclaim_after);
+        let waits = record.next_attempt_at.max(kept_until);
+        let ready_at = record.wished_at.max(waits.unwrap_or_default());
         let waited = Duration::from_millis(now.since(ready_at)).as_secs_f64();
         self.0
             .queue_seconds

@@ -9,9 +9,7 @@ use volward::backend::faults::{FaultRules, Faulty, Rule};
 use volward::backend::sim::{SimBackend, SimConfig};
 use volward::clock::Clock;
 use volward::heartbeat::{Health, Heartbeats};
-use volward::model::{
-    Body, Known, Lane, Millis, ObjectId, Phase, Place, Record, Step, Uid, VolumeBody, Wish,
-};
+use volward::model::{Body, Lane, Millis, ObjectId, Place, Record, Step, Uid, VolumeBody};
 use volward::pool::{DomainLayout, Job, Layout, Pools, Report, reports_capacity, system_spawner};
 use volward::slot::{Deadline, Plan};
 use volward::watchdog::{Settings, Watchdog};
@@ -127,60 +125,17 @@ impl Rig {
 }
 
 fn record(n: u64, name: &str) -> Record {
-    let name: volward::model::Name = name.parse().expect("a name");
-    let uid = Uid::new(1, u128::from(n));
-    let now = Millis(0);
-    let body = VolumeBody {
-        size_bytes: 4096,
-        source: None,
-        qos: None,
-        encryption: None,
-        encrypted: false,
-        request: String::new(),
-        seen_size_bytes: None,
-        used_bytes: None,
-        handle: None,
-        wwn: None,
-        image_id: None,
-        depth: 0,
-        trashed_at: None,
-        reclaim_after: None,
-        blocked_by: Vec::new(),
-        flatten: false,
+    let place = Place {
+        class: "fast".to_owned(),
+        domain: "a".to_owned(),
+        root: "pool".to_owned(),
+        data_pool: None,
+        namespace: None,
+        identity: None,
     };
-    Record {
-        id: ObjectId::Volume(uid),
-        name: name.clone(),
-        born: name,
-        image: uid,
-        place: Place {
-            class: "fast".to_owned(),
-            domain: "a".to_owned(),
-            root: "pool".to_owned(),
-            data_pool: None,
-            namespace: None,
-            identity: None,
-        },
-        generation: 1,
-        observed_generation: 0,
-        wish: Wish::Present,
-        phase: Phase::Ready,
-        known: Known::Nothing,
-        look: false,
-        attempts: 0,
-        hangs: 0,
-        waits: 0,
-        next_attempt_at: None,
-        reason: None,
-        message: None,
-        labels: BTreeMap::new(),
-        created_at: now,
-        updated_at: now,
-        phase_since: now,
-        wished_at: now,
-        deletion_requested_at: None,
-        body: Body::Volume(Box::new(body)),
-    }
+    let body = Body::Volume(Box::new(VolumeBody::of_size(4096, String::new())));
+    let id = ObjectId::Volume(Uid::new(1, u128::from(n)));
+    Record::accepted(id, name.parse().expect("a name"), place, body, Millis(0))
 }
 
 #[test]

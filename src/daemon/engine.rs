@@ -178,8 +178,14 @@ impl Engine {
         let running = self.hub.parts().pools.running();
         running
             .into_iter()
-            .map(|run| (run.about.attempt, run.progress_at))
+            .map(|run| (run.about.attempt, self.in_our_time(run.progress_at)))
             .collect()
+    }
+
+    /// A time of the wall clock, as the scheduler counts: that clock may have been set since.
+    fn in_our_time(&self, at: Millis) -> Millis {
+        let ago_ms = self.hub.parts().clock.wall().since(at);
+        Millis(self.now().0.saturating_sub(ago_ms))
     }
 
     fn event_of(&self, report: Report) -> Option<Event> {

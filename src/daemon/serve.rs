@@ -56,7 +56,6 @@ pub fn serve(args: &ServeArgs, config: Config) -> Exit {
 fn run(take_over: bool, config: Config, path: PathBuf) -> Result<Exit, String> {
     let store = open_store(&config, take_over)?;
     check_classes(&config, &store)?;
-    check_budget(&config)?;
     // Both addresses first: one that is taken must not cost anybody anything.
     let api_listener = Listener::bind(&listen_spec(&config.api.listen, &config))
         .map_err(|error| format!("api.listen: {error}"))?;
@@ -236,26 +235,6 @@ pub(super) fn check_classes(config: &Config, store: &Store) -> Result<(), String
         }
     }
     Ok(())
-}
-
-/// Each pool must be able to replace all that it may abandon, whatever the others do.
-fn check_budget(config: &Config) -> Result<(), String> {
-    let lanes = [config.lanes.create, config.lanes.delete];
-    let domain: usize = 1 + lanes
-        .iter()
-        .map(|lane| lane.threads + lane.abandoned_max)
-        .sum::<usize>();
-    let domains = backends::roots(config).len();
-    let needed = domain * domains;
-    if needed <= config.limits.threads {
-        return Ok(());
-    }
-    Err(format!(
-        "limits.threads is {}, but {domains} domains with {domain} threads each (workers, those \
-         that may be abandoned, a probe) can need {needed}; raise it, or lower lanes.*.threads and \
-         lanes.*.abandoned_max",
-        config.limits.threads
-    ))
 }
 
 fn layout(config: &Config) -> Layout {

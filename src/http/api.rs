@@ -194,6 +194,9 @@ impl Api {
             Err(bad) => return responder.send(problem(&bad)),
         };
         match read::named(&self.hub, &object, query.uid) {
+            Ok(record) if query.wait_ms == 0 => {
+                responder.send(json(200, &read::Now::of(&self.hub).show(&record)));
+            }
             Ok(record) => {
                 let held = Held::new(200, &record, query.wait_ms);
                 wait::look(&self.hub, held, request.clone(), responder);
@@ -213,7 +216,8 @@ impl Api {
             Ok(Ok(accepted)) => {
                 let status = if new && accepted.known { 200 } else { 202 };
                 let held = Held::new(status, &accepted.record, query.wait_ms);
-                wait::begin(&hub, held, &accepted.record, request, responder);
+                let (record, known) = (&accepted.record, accepted.known);
+                wait::begin(&hub, held, record, known, request, responder);
             }
             Ok(Err(refusal)) => {
                 responder.send(problem(&refusal::of(&refusal, &request.body, &hub)))

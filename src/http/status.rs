@@ -55,14 +55,9 @@ fn pool(hub: &Hub, lane: &LaneView, now: Millis) -> PoolStatus {
 /// Heartbeat ages in milliseconds.
 fn heartbeats(hub: &Hub) -> BTreeMap<String, u64> {
     let vitals = hub.parts().health.vitals();
-    let watchdog = if vitals.watchdog_alive {
-        0
-    } else {
-        vitals.loop_age_ms.max(1)
-    };
     [
         ("loop".to_owned(), vitals.loop_age_ms),
-        ("watchdog".to_owned(), watchdog),
+        ("watchdog".to_owned(), vitals.watchdog_late_ms),
     ]
     .into()
 }

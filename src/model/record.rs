@@ -180,6 +180,31 @@ pub struct VolumeBody {
     pub flatten: bool,
 }
 
+impl VolumeBody {
+    /// A volume of that size that nothing else was said of.
+    #[must_use]
+    pub fn of_size(size_bytes: u64, request: String) -> VolumeBody {
+        VolumeBody {
+            size_bytes,
+            source: None,
+            qos: None,
+            encryption: None,
+            encrypted: false,
+            request,
+            seen_size_bytes: None,
+            used_bytes: None,
+            handle: None,
+            wwn: None,
+            image_id: None,
+            depth: 0,
+            trashed_at: None,
+            reclaim_after: None,
+            blocked_by: Vec::new(),
+            flatten: false,
+        }
+    }
+}
+
 /// What only a snapshot has.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SnapshotBody {
@@ -262,6 +287,37 @@ pub struct Record {
 }
 
 impl Record {
+    /// An object as it is accepted: wished, and nothing done for it yet.
+    #[must_use]
+    pub fn accepted(id: ObjectId, name: Name, place: Place, body: Body, now: Millis) -> Record {
+        Record {
+            id,
+            born: name.clone(),
+            name,
+            image: id.uid(),
+            place,
+            generation: 1,
+            observed_generation: 0,
+            wish: Wish::Present,
+            phase: Phase::Pending,
+            known: Known::Nothing,
+            look: false,
+            attempts: 0,
+            hangs: 0,
+            waits: 0,
+            next_attempt_at: None,
+            reason: None,
+            message: None,
+            labels: BTreeMap::new(),
+            created_at: now,
+            updated_at: now,
+            phase_since: now,
+            wished_at: now,
+            deletion_requested_at: None,
+            body,
+        }
+    }
+
     /// Moves to another phase.
     ///
     /// # Panics

@@ -4,8 +4,8 @@ use super::request::{Accepted, Answer, NewVolume, Refusal, SourceWish, Why};
 use super::request::{bad_field, conflict, deleting, refuse};
 use super::{Sched, work};
 use crate::model::{
-    Body, Known, Lane, Millis, Name, ObjectId, Phase, Place, Record, SnapshotBody, Source,
-    SourceFormat, Uid, VolumeBody, Wish,
+    Body, Lane, Name, ObjectId, Phase, Place, Record, SnapshotBody, Source, SourceFormat, Uid,
+    VolumeBody, Wish,
 };
 use std::collections::BTreeMap;
 
@@ -36,25 +36,16 @@ impl Sched {
             .and_then(|class| class.qos)
             .filter(|_| self.policy.caps.qos);
         let body = VolumeBody {
-            size_bytes,
             source,
             qos: new.qos.or(class_qos),
             encryption: new.encryption,
-            encrypted: false,
-            request: new.request,
-            seen_size_bytes: None,
-            used_bytes: None,
-            handle: None,
-            wwn: None,
-            image_id: None,
             depth,
-            trashed_at: None,
-            reclaim_after: None,
-            blocked_by: Vec::new(),
             flatten: depth > self.policy.clone_depth && self.policy.caps.chains,
+            ..VolumeBody::of_size(size_bytes, new.request)
         };
         let id = ObjectId::Volume(new.uid);
-        let mut record = blank(id, new.name, place, Body::Volume(Box::new(body)), self.now);
+        let mut record =
+            Record::accepted(id, new.name, place, Body::Volume(Box::new(body)), self.now);
         record.labels = new.labels;
         self.table.insert(record);
         self.accepted(id, false)
@@ -335,43 +326,13 @@ impl Sched {
             size_bytes: size,
             depth,
         });
-        let mut record = blank(id, name, of.place, body, self.now);
+        let mut record = Record::accepted(id, name, of.place, body, self.now);
         record.born = of.born;
         record.image = of.image;
         record.labels = labels;
         self.table.insert(record);
         self.wished(id);
         self.accepted(id, false)
-    }
-}
-
-/// A record of an object that was just accepted.
-fn blank(id: ObjectId, name: Name, place: Place, body: Body, now: Millis) -> Record {
-    Record {
-        id,
-        born: name.clone(),
-        name,
-        image: id.uid(),
-        place,
-        generation: 1,
-        observed_generation: 0,
-        wish: Wish::Present,
-        phase: Phase::Pending,
-        known: Known::Nothing,
-        look: false,
-        attempts: 0,
-        hangs: 0,
-        waits: 0,
-        next_attempt_at: None,
-        reason: None,
-        message: None,
-        labels: BTreeMap::new(),
-        created_at: now,
-        updated_at: now,
-        phase_since: now,
-        wished_at: now,
-        deletion_requested_at: None,
-        body,
     }
 }
 

@@ -9,7 +9,6 @@ use volward::backend::Result;
 use volward::backend::rbd::{RbdBackend, RbdClass, RbdConfig};
 use volward::model::{
     Body, Known, Millis, ObjectId, Phase, Place, Record, SnapshotBody, Source, Uid, VolumeBody,
-    Wish,
 };
 
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
@@ -265,58 +264,21 @@ fn uid() -> Uid {
 
 /// A volume of 1 GiB whose name was seen free.
 pub fn record(name: &str, pool: &str) -> Record {
-    let uid = uid();
     let domain = if pool == "slow" { "slow" } else { "fast" };
-    Record {
-        id: ObjectId::Volume(uid),
-        name: name.parse().unwrap(),
-        born: name.parse().unwrap(),
-        image: uid,
-        place: Place {
-            class: domain.into(),
-            domain: domain.into(),
-            root: pool.into(),
-            data_pool: None,
-            namespace: None,
-            identity: None,
-        },
-        generation: 1,
-        observed_generation: 0,
-        wish: Wish::Present,
-        phase: Phase::Creating,
-        known: Known::Free,
-        look: false,
-        attempts: 0,
-        hangs: 0,
-        waits: 0,
-        next_attempt_at: None,
-        reason: None,
-        message: None,
-        labels: BTreeMap::new(),
-        created_at: Millis(1),
-        updated_at: Millis(1),
-        phase_since: Millis(1),
-        wished_at: Millis(1),
-        deletion_requested_at: None,
-        body: Body::Volume(Box::new(VolumeBody {
-            size_bytes: 1 << 30,
-            source: None,
-            qos: None,
-            encryption: None,
-            encrypted: false,
-            request: "{}".into(),
-            seen_size_bytes: None,
-            used_bytes: None,
-            handle: None,
-            wwn: None,
-            image_id: None,
-            depth: 0,
-            trashed_at: None,
-            reclaim_after: None,
-            blocked_by: Vec::new(),
-            flatten: false,
-        })),
-    }
+    let place = Place {
+        class: domain.into(),
+        domain: domain.into(),
+        root: pool.into(),
+        data_pool: None,
+        namespace: None,
+        identity: None,
+    };
+    let body = Body::Volume(Box::new(VolumeBody::of_size(1 << 30, "{}".into())));
+    let id = ObjectId::Volume(uid());
+    let mut record = Record::accepted(id, name.parse().unwrap(), place, body, Millis(1));
+    record.phase = Phase::Creating;
+    record.known = Known::Free;
+    record
 }
 
 pub fn snapshot_of(volume: &Record, name: &str) -> Record {

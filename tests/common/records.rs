@@ -1,10 +1,9 @@
 //! Records as the scheduler hands them to a backend.
 
-use std::collections::BTreeMap;
 use volward::backend::{Retired, VolumeState};
 use volward::model::{
     Body, Known, Millis, Name, ObjectId, Phase, Place, Record, SnapshotBody, Source, Uid,
-    VolumeBody, Wish,
+    VolumeBody,
 };
 
 pub fn name(text: &str) -> Name {
@@ -23,54 +22,17 @@ pub fn place(domain: &str, root: &str) -> Place {
 }
 
 fn record(id: ObjectId, title: &str, born: &str, image: Uid, place: Place, body: Body) -> Record {
-    Record {
-        id,
-        name: name(title),
-        born: name(born),
-        image,
-        place,
-        generation: 1,
-        observed_generation: 0,
-        wish: Wish::Present,
-        phase: Phase::Creating,
-        known: Known::Free,
-        look: false,
-        attempts: 0,
-        hangs: 0,
-        waits: 0,
-        next_attempt_at: None,
-        reason: None,
-        message: None,
-        labels: BTreeMap::new(),
-        created_at: Millis(1),
-        updated_at: Millis(1),
-        phase_since: Millis(1),
-        wished_at: Millis(1),
-        deletion_requested_at: None,
-        body,
-    }
+    let mut record = Record::accepted(id, name(title), place, body, Millis(1));
+    record.born = name(born);
+    record.image = image;
+    record.phase = Phase::Creating;
+    record.known = Known::Free;
+    record
 }
 
 /// A volume that a look found free and that nobody has made yet.
 pub fn volume(title: &str, uid: u128, size_bytes: u64, place: &Place) -> Record {
-    let body = VolumeBody {
-        size_bytes,
-        source: None,
-        qos: None,
-        encryption: None,
-        encrypted: false,
-        request: "{}".to_owned(),
-        seen_size_bytes: None,
-        used_bytes: None,
-        handle: None,
-        wwn: None,
-        image_id: None,
-        depth: 0,
-        trashed_at: None,
-        reclaim_after: None,
-        blocked_by: Vec::new(),
-        flatten: false,
-    };
+    let body = VolumeBody::of_size(size_bytes, "{}".to_owned());
     let uid = Uid(uid);
     let id = ObjectId::Volume(uid);
     record(

@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use volward::model::{
-    Body, Entry, Known, Millis, Name, ObjectId, Phase, Place, Record, SnapshotBody, Source, Uid,
-    VolumeBody, Wish,
+    Body, Entry, Millis, Name, ObjectId, Phase, Place, Record, SnapshotBody, Source, Uid,
+    VolumeBody,
 };
 use volward::store::{OpenOptions, Result, Store};
 
@@ -63,53 +63,19 @@ pub fn place(class: &str) -> Place {
 }
 
 fn record(id: ObjectId, called: &str, phase: Phase, body: Body) -> Record {
-    Record {
-        id,
-        name: name(called),
-        born: name(called),
-        image: id.uid(),
-        place: place("fast"),
-        generation: 1,
-        observed_generation: u64::from(phase == Phase::Ready),
-        wish: Wish::Present,
-        phase,
-        known: Known::Nothing,
-        look: false,
-        attempts: 0,
-        hangs: 0,
-        waits: 0,
-        next_attempt_at: None,
-        reason: None,
-        message: None,
-        labels: [("team".to_owned(), "db".to_owned())].into(),
-        created_at: Millis(1),
-        updated_at: Millis(2),
-        phase_since: Millis(3),
-        wished_at: Millis(4),
-        deletion_requested_at: None,
-        body,
-    }
+    let mut record = Record::accepted(id, name(called), place("fast"), body, Millis(1));
+    record.observed_generation = u64::from(phase == Phase::Ready);
+    record.phase = phase;
+    record.labels = [("team".to_owned(), "db".to_owned())].into();
+    (record.updated_at, record.phase_since, record.wished_at) = (Millis(2), Millis(3), Millis(4));
+    record
 }
 
 pub fn volume(n: u64, called: &str, phase: Phase) -> Record {
-    let body = Body::Volume(Box::new(VolumeBody {
-        size_bytes: 10 << 30,
-        source: None,
-        qos: None,
-        encryption: None,
-        encrypted: false,
-        request: format!(r#"{{"name":"{called}","size":10737418240,"class":"fast"}}"#),
-        seen_size_bytes: None,
-        used_bytes: None,
-        handle: None,
-        wwn: None,
-        image_id: None,
-        depth: 0,
-        trashed_at: None,
-        reclaim_after: None,
-        blocked_by: Vec::new(),
-        flatten: false,
-    }));
+    let body = Body::Volume(Box::new(VolumeBody::of_size(
+        10 << 30,
+        format!(r#"{{"name":"{called}","size":10737418240,"class":"fast"}}"#),
+    )));
     record(ObjectId::Volume(uid(n)), called, phase, body)
 }
 

@@ -6,40 +6,54 @@ use crate::http::park::{Key, Ticket};
 use crate::http::wire::{self, EventQuery, ListQuery, Live, Problem, Progress};
 use crate::hub::Hub;
 use crate::model::{ErrorKind, Name, ObjectId, Record, Uid};
+use crate::pool::Running;
 use crate::sched::Named;
 use crate::store::{self, SnapshotQuery, VolumeQuery};
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// What runs or hangs on an object, and what it waits for.
-pub fn live(hub: &Hub, record: &Record) -> Live {
-    let mut live = Live::default();
-    if !record.is_settled()
-        && let Some(run) = hub.running(record.id)
-    {
-        live.step = Some(run.doing.as_str());
-        live.attempt = Some(record.attempts + 1);
-        live.hung_since = run.abandoned.then_some(run.deadline_at);
-        let (done, total) = (run.done, run.total);
-        live.progress = (total > 0).then_some(Progress { done, total });
-    }
-    if let ObjectId::Snapshot(uid) = record.id {
-        let children = hub.read(|reader| reader.children(uid)).unwrap_or_default();
-        live.children = children.iter().map(ToString::to_string).collect();
-    }
-    live
+/// What is known of objects beyond their records, as of one moment.
+pub struct Now<'a> {
+    hub: &'a Hub,
+    runs: BTreeMap<ObjectId, Running>,
 }
 
-/// A record as the API shows it: one that waits says for what.
-pub fn show(hub: &Hub, record: &Record) -> Value {
-    let mut record = record.clone();
-    let live = live(hub, &record);
-    if live.step.is_none() && record.reason.is_none() && !record.is_settled() {
-        let (kind, words) = cause(hub, &record);
-        record.reason = kind;
-        record.message = words;
+impl Now<'_> {
+    pub fn of(hub: &Hub) -> Now<'_> {
+        let running = hub.parts().pools.running().into_iter();
+        let runs = running.map(|run| (run.about.object, run)).collect();
+        Now { hub, runs }
     }
-    wire::object(&record, &live)
+
+    /// What runs or hangs on an object, and what was made from it.
+    fn live(&self, record: &Record) -> Live {
+        let mut live = Live::default();
+        if let Some(run) = self.runs.get(&record.id) {
+            live.step = Some(run.doing.as_str());
+            live.attempt = Some(record.attempts + 1);
+            live.hung_since = run.abandoned.then_some(run.deadline_at);
+            let (done, total) = (run.done, run.total);
+            live.progress = (total > 0).then_some(Progress { done, total });
+        }
+        if let ObjectId::Snapshot(uid) = record.id {
+            let children = self.hub.read(|reader| reader.children(uid));
+            let children = children.unwrap_or_default();
+            live.children = children.iter().map(ToString::to_string).collect();
+        }
+        live
+    }
+
+    /// A record as the API shows it: one that waits says for what.
+    pub fn show(&self, record: &Record) -> Value {
+        let live = self.live(record);
+        if live.step.is_some() || record.reason.is_some() || record.is_settled() {
+            return wire::object(record, &live);
+        }
+        let mut record = record.clone();
+        (record.reason, record.message) = cause(self.hub, &record);
+        wire::object(&record, &live)
+    }
 }
 
 /// Why an unsettled object doesn't go on: what it waits for, or the breaker of its pool.
@@ -101,7 +115,8 @@ fn after_name(query: &ListQuery) -> Result<Option<Name>, Problem> {
 }
 
 fn page(hub: &Hub, page: store::Page) -> Answer {
-    let items = page.items.iter().map(|record| show(hub, record)).collect();
+    let now = Now::of(hub);
+    let items = page.items.iter().map(|record| now.show(record)).collect();
     json(
         200,
         &wire::page(items, page.next.as_ref().map(Name::as_str)),
@@ -153,8 +168,9 @@ pub fn trash(hub: &Hub, request: &Request) -> Result<Answer, Problem> {
     let after = query.after.as_ref().map(parse).transpose()?;
     let found = hub.read(|reader| reader.trash(after, query.limit));
     let found = found.map_err(|error| refusal::unreadable(&error))?;
+    let now = Now::of(hub);
     let entry = |record: &Record| {
-        let mut shown = wire::trash_entry(record, &live(hub, record));
+        let mut shown = wire::trash_entry(record, &now.live(record));
         shown["phase"] = json!(record.phase.as_str());
         shown["reason"] = json!(record.reason.map(ErrorKind::as_str));
         shown["message"] = json!(record.message);

@@ -3,9 +3,11 @@
 //! A waiting request is laid down in the park as a request of its own (method `WAIT`, which no
 //! client can send), whose body says which object, which status, and what was seen last.
 
+use super::read::Now;
 use super::{json, problem, refusal};
 use crate::http::front::{Request, Responder};
-use crate::http::park::Key;
+use crate::http::park::{Key, Ticket};
+use crate::http::wire::{self, Live};
 use crate::hub::Hub;
 use crate::model::{ObjectId, Phase, Record};
 use serde::{Deserialize, Serialize};
@@ -37,6 +39,21 @@ impl Held {
         }
     }
 
+    fn key(&self) -> Key {
+        Key::Object(self.id.uid().0)
+    }
+
+    /// Rests in the park until its object changes or its time is up, which it keeps.
+    fn lay_down(mut self, hub: &Hub, ticket: Ticket, mut request: Request, responder: Responder) {
+        let now_ms = hub.parts().clock.now_ms();
+        let until_ms = *self.until_ms.get_or_insert(now_ms + self.wait_ms);
+        let left = Duration::from_millis(until_ms.saturating_sub(now_ms));
+        request.method = WAIT.to_owned();
+        request.body = serde_json::to_vec(&self).unwrap_or_default();
+        let park = &hub.parts().park;
+        park.park(ticket, request, responder, Instant::now() + left);
+    }
+
     /// The one that a parked request brings back.
     pub fn of(request: &Request) -> Option<Held> {
         (request.method == WAIT).then(|| serde_json::from_slice(&request.body).ok())?
@@ -54,72 +71,47 @@ fn is_settled(record: &Record) -> bool {
     }
 }
 
-/// Answers a write at once, or goes on to wait.
-pub fn begin(hub: &Hub, held: Held, record: &Record, request: Request, responder: Responder) {
-    if held.wait_ms == 0 || is_settled(record) {
-        let shown = super::read::show(hub, record);
-        return responder.send(json(held.status, &shown));
-    }
-    let last = super::read::show(hub, record);
-    lay_down(
-        hub,
-        Held {
-            last: Some(last),
-            ..held
-        },
-        request,
-        responder,
-    );
-}
-
-fn lay_down(hub: &Hub, mut held: Held, mut request: Request, responder: Responder) {
-    let now_ms = hub.parts().clock.now_ms();
-    let until_ms = *held.until_ms.get_or_insert(now_ms + held.wait_ms);
-    let key = Key::Object(held.id.uid().0);
-    let ticket = hub.parts().park.register(&[key]);
-    // It may have settled before the ticket was there.
-    let seen = hub.read(|reader| reader.by_id(held.id));
-    if matches!(&seen, Ok(Some(record)) if !is_settled(record)) {
-        let left = Duration::from_millis(until_ms.saturating_sub(now_ms));
-        request.method = WAIT.to_owned();
-        request.body = serde_json::to_vec(&held).unwrap_or_default();
-        return hub
-            .parts()
-            .park
-            .park(ticket, request, responder, Instant::now() + left);
-    }
-    answer(hub, held, seen, responder);
-}
-
-fn answer(
+/// Answers a write that was taken up, or lets it wait. Called on the loop's thread: nothing is read
+/// here, and the object can't settle before the ticket is there. `known` was taken up before, so
+/// more may be known of it than its record: a responder looks.
+pub fn begin(
     hub: &Hub,
-    held: Held,
-    seen: Result<Option<Record>, crate::store::StoreError>,
+    mut held: Held,
+    record: &Record,
+    known: bool,
+    request: Request,
     responder: Responder,
 ) {
-    match (seen, held.last) {
-        (Ok(Some(record)), _) => {
-            responder.send(json(held.status, &super::read::show(hub, &record)));
-        }
-        (Ok(None), Some(last)) => responder.send(json(held.status, &refusal::deleted(last))),
-        (Ok(None), None) => responder.send(super::nowhere("such object any more")),
-        (Err(error), _) => responder.send(problem(&refusal::unreadable(&error))),
+    let shown = wire::object(record, &Live::default());
+    if is_settled(record) {
+        held.wait_ms = 0;
     }
+    if held.wait_ms == 0 && !known {
+        return responder.send(json(held.status, &shown));
+    }
+    held.last = Some(shown);
+    let ticket = hub.parts().park.register(&[held.key()]);
+    held.lay_down(hub, ticket, request, responder);
 }
 
-/// Looks at the object: answers when it has settled or the time is up, waits otherwise.
+/// Looks at the object, on a responder: answers when it has settled or the time is up, lets it
+/// wait otherwise.
 pub fn look(hub: &Hub, mut held: Held, request: Request, responder: Responder) {
-    let seen = hub.read(|reader| reader.by_id(held.id));
-    let now_ms = hub.parts().clock.now_ms();
-    let over = request.last_call
-        || held.wait_ms == 0
-        || held.until_ms.is_some_and(|until_ms| now_ms >= until_ms);
-    if let Ok(Some(record)) = &seen
-        && !over
-        && !is_settled(record)
-    {
-        held.last = Some(super::read::show(hub, record));
-        return lay_down(hub, held, request, responder);
+    let over = request.last_call || held.wait_ms == 0;
+    // Registered before the read: what settles in between is not missed.
+    let ticket = (!over).then(|| hub.parts().park.register(&[held.key()]));
+    match (hub.read(|reader| reader.by_id(held.id)), ticket) {
+        (Ok(Some(record)), Some(ticket)) if !is_settled(&record) => {
+            held.last = Some(Now::of(hub).show(&record));
+            held.lay_down(hub, ticket, request, responder);
+        }
+        (Ok(Some(record)), _) => {
+            responder.send(json(held.status, &Now::of(hub).show(&record)));
+        }
+        (Ok(None), _) => match held.last {
+            Some(last) => responder.send(json(held.status, &refusal::deleted(last))),
+            None => responder.send(super::nowhere("such object any more")),
+        },
+        (Err(error), _) => responder.send(problem(&refusal::unreadable(&error))),
     }
-    answer(hub, held, seen, responder);
 }

@@ -5,8 +5,7 @@ use crate::backend::{self, Backend, Caps, Ctl, Error, Found, Marked, Outcome, Re
 use crate::backend::{Retired, Session, SnapshotState, Unwatched, VolumeState};
 use crate::clock::Clock;
 use crate::model::{
-    Body, ErrorKind, Known, Lane, Millis, ObjectId, Phase, Place, Record, SnapshotBody, Step, Uid,
-    Wish,
+    Body, ErrorKind, Lane, Millis, Name, ObjectId, Place, Record, SnapshotBody, Step, Uid,
 };
 use crate::pool::{DomainLayout, Job, Layout, Pools, Report, Spawner, system_spawner};
 use crate::slot::{Deadline, Plan};
@@ -189,7 +188,7 @@ impl Session for Line {
 }
 
 fn record(n: u64) -> Record {
-    let name = "db".parse().expect("a name");
+    let name: Name = "db".parse().expect("a name");
     let place = Place {
         class: "fast".to_owned(),
         domain: "a".to_owned(),
@@ -198,37 +197,13 @@ fn record(n: u64) -> Record {
         namespace: None,
         identity: None,
     };
-    let now = Millis(0);
-    Record {
-        id: ObjectId::Snapshot(Uid::new(1, u128::from(n))),
-        born: "db".parse().expect("a name"),
-        image: Uid::new(1, 0),
-        place,
-        generation: 1,
-        observed_generation: 0,
-        wish: Wish::Present,
-        phase: Phase::Ready,
-        known: Known::Nothing,
-        look: false,
-        attempts: 0,
-        hangs: 0,
-        waits: 0,
-        next_attempt_at: None,
-        reason: None,
-        message: None,
-        labels: BTreeMap::new(),
-        created_at: now,
-        updated_at: now,
-        phase_since: now,
-        wished_at: now,
-        deletion_requested_at: None,
-        body: Body::Snapshot(SnapshotBody {
-            volume: "db".parse().expect("a name"),
-            size_bytes: None,
-            depth: 0,
-        }),
-        name,
-    }
+    let body = Body::Snapshot(SnapshotBody {
+        volume: name.clone(),
+        size_bytes: None,
+        depth: 0,
+    });
+    let id = ObjectId::Snapshot(Uid::new(1, u128::from(n)));
+    Record::accepted(id, name, place, body, Millis(0))
 }
 
 pub fn domain(name: &str, threads: usize, abandoned_max: usize) -> DomainLayout {
