@@ -10,6 +10,9 @@ use crate::config::Config;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 
+/// How long the paths of the storage are looked at, at most.
+const STORAGE_PATIENCE: std::time::Duration = std::time::Duration::from_secs(2);
+
 /// How a command ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
@@ -397,7 +400,8 @@ fn with_config(args: &ConfigArgs, run: impl FnOnce(Config) -> Exit) -> Exit {
             return Exit::Usage;
         }
     };
-    let faults = config.check_paths();
+    let mut faults = config.check_paths();
+    faults.extend(storage_faults(&config));
     for fault in &faults {
         eprintln!("{}: {fault}", args.config.display());
     }
@@ -406,4 +410,23 @@ fn with_config(args: &ConfigArgs, run: impl FnOnce(Config) -> Exit) -> Exit {
     } else {
         Exit::Usage
     }
+}
+
+/// Looks at the paths of the storage for a moment only: one that hangs must not keep the daemon
+/// from starting, which then says by itself what it can't reach.
+fn storage_faults(config: &Config) -> Vec<String> {
+    let (tell, told) = crossbeam::channel::bounded(1);
+    let looked_at = config.clone();
+    let spawned = crate::spawn::spawn("check-paths", 256 << 10, move || {
+        // Nobody listens any more if it took too long.
+        let _ = tell.try_send(looked_at.check_storage_paths());
+    });
+    if spawned.is_err() {
+        return Vec::new();
+    }
+    told.recv_timeout(STORAGE_PATIENCE).unwrap_or_else(|_| {
+        let seconds = STORAGE_PATIENCE.as_secs();
+        eprintln!("the paths of the storage don't answer within {seconds} s; going on without");
+        Vec::new()
+    })
 }

@@ -7,17 +7,13 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 impl Config {
-    /// Looks whether the files it names are there, private where they must be, and whether the
-    /// directories can be written by this process. May block where a file system hangs. Says each
-    /// fault in a sentence with its key and the mend; empty means that all is well.
+    /// Looks whether the files of the daemon itself are there, private where they must be, and
+    /// whether their directories can be written by this process. Says each fault in a sentence
+    /// with its key and the mend; empty means that all is well.
     #[must_use]
     pub fn check_paths(&self) -> Vec<String> {
-        let mut faults = Vec::new();
-        let mut note = |key: String, result: Result<(), String>| {
-            if let Err(message) = result {
-                faults.push(format!("{key}: {message}"));
-            }
-        };
+        let mut faults = Faults::default();
+        let mut note = |key: String, result: Result<(), String>| faults.note(&key, result);
         if let Listen::Unix(path) = &self.api.listen {
             note("api.listen".into(), writable_parent(path));
         }
@@ -36,6 +32,15 @@ impl Config {
             note(format!("keys.{id}.file"), private(file));
         }
         note("store.path".into(), writable_parent(&self.store_path));
+        faults.0
+    }
+
+    /// The same for the paths of the storage, which may lie on a file system that hangs: then this
+    /// never returns.
+    #[must_use]
+    pub fn check_storage_paths(&self) -> Vec<String> {
+        let mut faults = Faults::default();
+        let mut note = |key: String, result: Result<(), String>| faults.note(&key, result);
         match &self.backend {
             Backend::File(_) => {
                 for (name, class) in &self.classes {
@@ -55,7 +60,19 @@ impl Config {
             let key = format!("backend.{}.import_dirs", self.backend.kind());
             note(key, readable(dir));
         }
-        faults
+        faults.0
+    }
+}
+
+/// Sentences about what is wrong.
+#[derive(Debug, Default)]
+struct Faults(Vec<String>);
+
+impl Faults {
+    fn note(&mut self, key: &str, result: Result<(), String>) {
+        if let Err(message) = result {
+            self.0.push(format!("{key}: {message}"));
+        }
     }
 }
 
