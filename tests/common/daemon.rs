@@ -38,6 +38,11 @@ impl Daemon {
 
     /// Starts in a new directory and doesn't wait.
     pub fn launch(extra: &str, environment: &[(&str, &str)]) -> Daemon {
+        Daemon::launch_as(|dir| config(dir, extra), environment)
+    }
+
+    /// Starts in a new directory with the configuration that `write` makes for it.
+    pub fn launch_as(write: impl Fn(&Path) -> String, environment: &[(&str, &str)]) -> Daemon {
         let unique = format!("volward-test-{}-{:?}", std::process::id(), Instant::now());
         let name: String = unique
             .chars()
@@ -45,7 +50,7 @@ impl Daemon {
             .collect();
         let dir = std::env::temp_dir().join(name);
         std::fs::create_dir_all(dir.join("state")).expect("a directory");
-        std::fs::write(dir.join("volward.toml"), config(&dir, extra)).expect("a configuration");
+        std::fs::write(dir.join("volward.toml"), write(&dir)).expect("a configuration");
         let environment: Vec<(String, String)> = environment
             .iter()
             .map(|(k, v)| ((*k).to_owned(), (*v).to_owned()))
